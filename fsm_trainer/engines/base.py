@@ -1,0 +1,115 @@
+"""What a rollout engine, a train engine and a weight transport must do; `fake`, `hf` and `vllm` each do it.
+
+Engines know nothing of the scheduler: they are called by one worker thread at a time (except `abort`), raise on
+failure, and report the policy version they really serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fsm_trainer.core.batch import TrainSequence
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How completions are drawn. `top_k=-1` and `top_p=1.0` switch those filters off; temperature 0 is greedy."""
+
+    n_samples: int = 8
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """One prompt batch to complete, `n_samples` times each prompt."""
+
+    batch_id: int
+    prompts: tuple[tuple[int, ...], ...]
+    """Token ids of each prompt."""
+    seed: int
+    """Fixes the batch's samples: same seed, prompts and weights give the same tokens on any engine."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One completion. `logprobs[i]` is the natural-log probability of `tokens[i]` under the sampling distribution."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+    """"stop" (the EOS token is the last of `tokens`) or "length"."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """All samples of one batch, grouped by prompt, with the policy versions at the first and last token."""
+
+    groups: tuple[tuple[Sample, ...], ...]
+    version_first: int
+    version_last: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where one version's weights can be read; made by `WeightTransport.publish`."""
+
+    version: int
+    location: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What one `train` call did."""
+
+    stepped: bool
+    """False when no optimiser step was taken (nothing to learn from, or a skipped non-finite gradient)."""
+    train_version: int
+    """Optimiser steps this engine has taken since it started."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class RolloutEngine(Protocol):
+    """Generates completions with one policy version at a time."""
+
+    def start(self) -> None:
+        """Build the model; called once, before anything else."""
+
+    def load_weights(self, snapshot: Snapshot) -> int:
+        """Install a snapshot's weights and return the version now served."""
+
+    def generate(self, request: RolloutRequest) -> Rollout:
+        """Complete every prompt of the batch."""
+
+    def abort(self) -> None:
+        """Make a running `generate` raise soon; called from another thread. A no-op when idle."""
+
+    def close(self) -> None:
+        """Free everything; called once."""
+
+
+class TrainEngine(Protocol):
+    """Owns the trained weights and the optimiser."""
+
+    def start(self) -> None:
+        """Build model and optimiser; called once, before anything else."""
+
+    def train(self, sequences: Sequence[TrainSequence]) -> TrainResult:
+        """Take one optimiser step on one batch. Raises FloatingPointError on a non-finite loss or gradient norm."""
+
+    def export(self, version: int) -> Snapshot:
+        """Publish the current weights as `version`."""
+
+    def release(self, version: int) -> None:
+        """Free a published snapshot that no engine will load any more."""
+
+    def save(self, directory: str) -> None:
+        """Write a checkpoint that `from_pretrained` loads; complete when it returns."""
+
+    def close(self) -> None:
+        """Free everything, published snapshots included; called once."""
