@@ -22,6 +22,9 @@ class Deadlines:
     queue_s: float = 300.0
     """How long a worker may be parked at a full queue, and the trainer wait at an empty one."""
     shutdown_s: float = 30.0
+    """How long a stopping run awaits what is in flight."""
+    interrupt_s: float = 5.0
+    """The same after a second stop request."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from transitions import Machine as _TransitionsMachine
+from transitions import Machine
 
 logging.getLogger("transitions").setLevel(logging.WARNING)
 
@@ -103,7 +103,9 @@ ROLLOUT_EDGES: tuple[Edge, ...] = (
     Edge("generated", _R.GENERATING, _R.REWARDING, "all samples of the batch are finished"),
     Edge("rewarded", _R.REWARDING, _R.QUEUED, "scored and materialised, offered to the train queue"),
     Edge("accepted", _R.QUEUED, _R.IDLE, "the queue, or the trainer itself, took the batch"),
-    *_each("stop", (_R.IDLE, _R.LOADING, _R.READY, _R.GENERATING, _R.REWARDING, _R.QUEUED), _R.STOPPED, "the run ended"),
+    *_each(
+        "stop", (_R.IDLE, _R.LOADING, _R.READY, _R.GENERATING, _R.REWARDING, _R.QUEUED), _R.STOPPED, "the run ended"
+    ),
     *_each("fail", (_R.LOADING, _R.GENERATING, _R.REWARDING, _R.QUEUED), _R.FAILED, "its operation failed or was late"),
 )
 
@@ -120,7 +122,7 @@ TRAINER_EDGES: tuple[Edge, ...] = (
     Edge("save", _T.SYNCING, _T.SAVING, "the snapshot is exported and a checkpoint is due"),
     Edge("save", _T.WAITING, _T.SAVING, "the last step is saved at the end of the run"),
     Edge("saved", _T.SAVING, _T.WAITING, "the checkpoint is complete"),
-    *_each("stop", (_T.WAITING, _T.TRAINING, _T.SYNCING, _T.SAVING), _T.STOPPED, "the run ended"),
+    Edge("stop", _T.WAITING, _T.STOPPED, "the run ended"),
     *_each(
         "fail",
         (_T.WAITING, _T.CHECKING, _T.TRAINING, _T.SYNCING, _T.SAVING),
@@ -156,11 +158,11 @@ BATCH_EDGES: tuple[Edge, ...] = (
         "fail",
         (_B.ADMITTED, _B.GENERATED, _B.REWARDED, _B.QUEUED, _B.TRAINING),
         _B.FAILED,
-        "the operation on it failed",
+        "the operation on it failed or was late, or it was stale under the raise policy",
     ),
     *_each(
         "cancel",
-        (_B.ADMITTED, _B.GENERATED, _B.REWARDED, _B.QUEUED, _B.TRAINING),
+        (_B.ADMITTED, _B.GENERATED, _B.REWARDED, _B.QUEUED),
         _B.CANCELLED,
         "the run ended, or the prompt source had no such batch",
     ),
@@ -199,3 +201,53 @@ TERMINAL: frozenset[State] = frozenset(
         _X.FAILED,
     }
 )
+
+
+def _build(name: str) -> Machine:
+    """One `transitions.Machine` serves all machines of a table: the model only carries the state."""
+    states, initial, edges = TABLES[name]
+    rows: list[dict[str, Any]] = [{"trigger": e.trigger, "source": e.source, "dest": e.dest} for e in edges]
+    return Machine(
+        model=None,
+        states=states,
+        initial=initial,
+        transitions=rows,
+        auto_transitions=False,
+        send_event=True,
+        queued=False,
+    )
+
+
+_MACHINES: dict[str, Machine] = {name: _build(name) for name in TABLES}
+
+
+class StateMachine:
+    """One running machine: its table, a name for people (`rollout-0`), its state and since when."""
+
+    __slots__ = ("cause", "entity", "since_ns", "state", "table")
+
+    def __init__(self, table: str, entity: str) -> None:
+        """Start in the table's initial state."""
+        self.table = table
+        self.entity = entity
+        self.state: State = TABLES[table][1]
+        self.since_ns = 0
+        self.cause = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is in a terminal state."""
+        return self.state in TERMINAL
+
+    def fire(self, trigger: str, t_ns: int) -> tuple[State, State]:
+        """Take the edge of `trigger`; returns (source, dest). Raises transitions.MachineError if there is none."""
+        source = self.state
+        _MACHINES[self.table].events[trigger].trigger(self)
+        self.since_ns = t_ns
+        self.cause = ""
+        return source, self.state
+
+
+def edge_exists(table: str, trigger: str, source: str, dest: str) -> bool:
+    """Whether a logged transition is an edge of its table."""
+    return any(e.trigger == trigger and e.source.value == source and e.dest.value == dest for e in TABLES[table][2])
