@@ -1,0 +1,45 @@
+# Every target does its own set-up in .venv and may be repeated; `make setup` again costs nothing until a pin changes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Tests and the tiny model run best on one thread a process, and must never wait for a hub.
+ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test lint format docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(STAMP) ## make .venv with pinned versions and install the package into it
+
+quickstart: setup ## train a tiny model with async GRPO in a new folder under runs/, then verify its log
+	@n=1; while [ -e runs/quickstart-$$n ]; do n=$$((n + 1)); done; run=runs/quickstart-$$n; set -e; \
+	echo "+ fsm-train --preset quickstart --output-dir $$run"; \
+	$(BIN)/fsm-train --preset quickstart --output-dir $$run; \
+	echo "+ fsm-replay summary $$run"; $(BIN)/fsm-replay summary $$run; \
+	echo "+ fsm-replay verify $$run"; $(BIN)/fsm-replay verify $$run
+
+lint: setup ## ruff (format and rules) and mypy --strict
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint ## lint, then all tests
+	$(ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+format: setup ## rewrite the code as ruff wants it
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+docs: setup ## rewrite what is generated: the schema and the table of settings
+	$(BIN)/python -m fsm_trainer.config.reference
+
+clean: ## remove the environment, caches and builds, never runs/
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

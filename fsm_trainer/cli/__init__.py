@@ -1,0 +1,1 @@
+"""The commands `fsm-train` and `fsm-replay`."""

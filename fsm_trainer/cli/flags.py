@@ -1,0 +1,108 @@
+"""The flags of `fsm-train`, made from the typed settings, and where each value came from.
+
+Flags win over the configuration file, the file over the preset, the preset over the defaults. Knows nothing of what
+the settings do, and imports nothing heavy: `--help` must be quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from pydantic.fields import FieldInfo
+
+from fsm_trainer.config.errors import ConfigError, flag, one_line, suggestion
+from fsm_trainer.config.groups import GROUPS
+from fsm_trainer.config.reference import bounds, choices, default_text
+from fsm_trainer.config.train_config import TrainConfig
+from fsm_trainer.config.yaml_file import read_config_file
+from fsm_trainer.presets import preset_settings
+
+_DESCRIPTION = "Train a language model with GRPO or GSPO, rollout and training overlapped by explicit state machines."
+_ALIASES = {"tp_size": ("--train-tp-size",)}
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What one command line asks for."""
+
+    config: TrainConfig
+    dry_run: bool = False
+    origin: dict[str, str] = field(default_factory=dict)
+    """Setting -> file or preset it came from; a flag's value has no entry."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Turn argparse's complaint into the one kind of error users see."""
+        raise ConfigError(one_line(message).replace("argument ", "", 1))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; it takes every value as text, the settings' own types check it."""
+    parser = _Parser(
+        prog="fsm-train",
+        usage="fsm-train [--config FILE.yaml] [--FLAG VALUE ...]",
+        description=_DESCRIPTION,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=36, width=110),
+    )
+    for title, group in GROUPS.items():
+        section = parser.add_argument_group(title)
+        if title == "Basic":
+            section.add_argument("--config", metavar="FILE.yaml", help="Settings from a file; flags win")
+        for name, setting in group.model_fields.items():
+            _add(section, name, setting)
+        if title == "Basic":
+            section.add_argument("--dry-run", action="store_true", help="Print configuration and plan, start nothing")
+    return parser
+
+
+def _add(section: argparse._ArgumentGroup, name: str, setting: FieldInfo) -> None:
+    spellings = (flag(name), *_ALIASES.get(name, ()))
+    if setting.annotation is bool:
+        section.add_argument(*spellings, nargs="?", const="true", metavar="true|false", help=_help(setting))
+        negated = f"--no-{flag(name)[2:]}"
+        section.add_argument(negated, dest=name, action="store_const", const="false", help="The same as false")
+        return
+    metavar = "|".join(choices(setting)) or name.rsplit("_", 1)[-1].upper()
+    section.add_argument(*spellings, dest=name, metavar=metavar, help=_help(setting))
+
+
+def _help(setting: FieldInfo) -> str:
+    notes = [f"default {default_text(setting)}"] if default_text(setting) else []
+    notes += [bounds(setting)] if bounds(setting) else []
+    text = f"{setting.description} [{'; '.join(notes)}]" if notes else str(setting.description)
+    return text.replace("%", "%%")
+
+
+def parse(argv: Sequence[str]) -> Invocation:
+    """Settings of a command line. Raises ConfigError; `--help` prints and raises SystemExit(0)."""
+    parser = build_parser()
+    namespace, extra = parser.parse_known_args(list(argv))
+    if extra:
+        raise ConfigError(_unknown(extra[0], parser))
+    flags: dict[str, Any] = vars(namespace)
+    dry_run = bool(flags.pop("dry_run", False))
+    config_file = flags.pop("config", None)
+    origin: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    if config_file is not None:
+        values = read_config_file(config_file)
+        origin = dict.fromkeys(values, config_file)
+    values.update(flags)
+    preset = preset_settings(values.get("preset"))
+    origin.update({name: f"the preset {values['preset']}" for name in preset if name not in values})
+    origin = {name: where for name, where in origin.items() if name not in flags}
+    return Invocation(TrainConfig.build({**preset, **values}, origin), dry_run, origin)
+
+
+def _unknown(argument: str, parser: argparse.ArgumentParser) -> str:
+    if not argument.startswith("-"):
+        return f"unexpected argument {argument!r}; every setting is a flag, see fsm-train --help"
+    name = argument.split("=", 1)[0]
+    known = [option for option in parser._option_string_actions if option.startswith("--")]
+    return f"unknown flag {name}{suggestion(name, known) or '; see fsm-train --help'}"

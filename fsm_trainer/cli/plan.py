@@ -1,0 +1,98 @@
+"""What `--dry-run` prints: the resolved configuration and what the run would do. Starts nothing, writes nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from pathlib import Path
+
+from fsm_trainer.config.errors import flag
+from fsm_trainer.config.groups import GROUPS
+from fsm_trainer.config.preflight import Inputs
+from fsm_trainer.config.train_config import TrainConfig
+
+_LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "pandas", "transitions", "vllm")
+
+
+def render_plan(config: TrainConfig, inputs: Inputs) -> str:
+    """The whole text."""
+    sections = [_settings(config), "Plan\n" + _table(_plan_rows(config, inputs))]
+    warnings = plan_warnings(config, inputs)
+    if warnings:
+        sections.append("Warnings\n" + "\n".join(f"  {warning}" for warning in warnings))
+    return "\n\n".join(sections)
+
+
+def _settings(config: TrainConfig) -> str:
+    blocks = []
+    for title, group in GROUPS.items():
+        rows = [(flag(name), _text(getattr(config, name))) for name in group.model_fields]
+        blocks.append(f"{title}\n{_table(rows)}")
+    return "\n\n".join(blocks)
+
+
+def _plan_rows(config: TrainConfig, inputs: Inputs) -> list[tuple[str, str]]:
+    prompts, output = inputs.prompts, Path(config.output_dir or "")
+    scheduler = config.to_scheduler_config(prompts.total_batches)
+    return [
+        ("machines", f"1 run, 1 trainer, {scheduler.workers} rollout worker(s), {scheduler.engines} engine(s)"),
+        ("train engine", f"hf on {config.train_devices}, {config.threads} thread(s)"),
+        *[(f"rollout engine {i}", _engine(config, group)) for i, group in enumerate(config.rollout_groups)],
+        ("scheduler", json.dumps({k: v for k, v in scheduler.to_dict().items() if k != "deadlines"})),
+        ("deadlines [s]", json.dumps(scheduler.to_dict()["deadlines"])),
+        ("dataset", f"{inputs.dataset_rows} rows, {prompts.batches_per_epoch} batches an epoch"),
+        ("batch", f"{config.batch_size} prompts x {config.n_samples} samples = {config.rows_per_batch} sequences"),
+        ("steps", f"{scheduler.max_steps}, of {prompts.total_batches} batches in {config.epochs} epoch(s)"),
+        ("context", f"{config.max_prompt_tokens + config.max_new_tokens} of {inputs.context or 'unknown'} positions"),
+        ("event log", str(output / "events.arrows")),
+        ("configuration", str(output / "config.json")),
+        ("metrics", str(output / "metrics.jsonl")),
+        ("samples", str(output / "samples") if config.log_samples == "all" else "none"),
+        ("checkpoints", _checkpoints(config)),
+        ("versions", ", ".join([f"python {platform.python_version()}", *_versions()])),
+    ]
+
+
+def _engine(config: TrainConfig, group: tuple[str, ...]) -> str:
+    where = "its own process" if config.rollout_host == "process" else "a thread of this process"
+    return f"{config.rollout_engine} on {', '.join(group)} in {where}"
+
+
+def _checkpoints(config: TrainConfig) -> str:
+    every = f"every {config.save_interval} steps and " if config.save_interval else ""
+    return f"{config.save_path} ({every}after the last)"
+
+
+def _versions() -> list[str]:
+    installed = []
+    for name in _LIBRARIES:
+        try:
+            installed.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def plan_warnings(config: TrainConfig, inputs: Inputs) -> list[str]:
+    """What will run but waste something, in words."""
+    found = config.to_scheduler_config(inputs.prompts.total_batches).warnings()
+    if inputs.prompts.dropped_rows_per_epoch:
+        found.append(
+            f"{inputs.prompts.dropped_rows_per_epoch} of {inputs.dataset_rows} rows fill no whole batch and are left "
+            f"out of each epoch, different ones each time"
+        )
+    if config.top_p < 1 or config.top_k > 0:
+        found.append("top-p or top-k filter the sampling: the logprobs recorded are those of the filtered distribution")
+    return found
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

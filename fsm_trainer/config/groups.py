@@ -1,0 +1,151 @@
+"""The settings of a run, one class a group: description, default and bounds of each, once.
+
+Flags, configuration file, schema and documentation are all made from these fields. Defaults follow AReno's where it
+has the setting. This module knows nothing of flags, files or devices.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Group(BaseModel):
+    """Rules that hold for every setting."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        coerce_numbers_to_str=True,
+        validate_default=True,
+    )
+
+
+class BasicSettings(_Group):
+    """What to run, on what, and how long."""
+
+    algo: Literal["grpo", "gspo", "async-grpo", "async-gspo"] = Field(
+        "async-grpo", description="Algorithm; the async ones (experimental) overlap rollout and training"
+    )
+    ckpt: str | None = Field(None, description="Model to train: a folder for from_pretrained, or a hub name")
+    dataset_path: str | None = Field(None, description="Prompts: a .jsonl or .json file, or hub NAME[:CONFIG[:SPLIT]]")
+    dataset_loader_fn: str | None = Field(
+        None, description="FILE.py[:FUNCTION] that makes the dataset's rows (FUNCTION: load_training_dataset)"
+    )
+    reward_fn_path: str | None = Field(None, description="FILE.py[:FUNCTION] that scores (FUNCTION: reward_fn)")
+    epochs: int = Field(10, ge=1, description="Passes over the dataset")
+    max_steps: int | None = Field(None, ge=1, description="Optimiser steps after which the run is done")
+    seed: int = Field(0, ge=0, lt=2**31, description="Fixes prompt order, sampling and initialisation")
+    output_dir: str | None = Field(
+        None, description="The run's folder, new or empty (default: the next free runs/ALGO-NNNN)"
+    )
+    preset: Literal["quickstart"] | None = Field(
+        None, description="Ready-made task with its own settings; what is given besides wins"
+    )
+    train_devices: str | None = Field(
+        None, description="Where to train: cpu, 0, 0,1 or 0..3 (default: cuda:0 if there is one, else cpu)"
+    )
+    tp_size: int = Field(1, ge=1, description="Tensor-parallel size of training (alias --train-tp-size)")
+    threads: int = Field(0, ge=0, description="torch threads per process (0: the cores shared out)")
+    start_timeout_s: float = Field(600.0, ge=0, description="Limit for starting the engines (0: none)")
+    shutdown_timeout_s: float = Field(30.0, ge=0, description="Limit for ending what is in flight (0: none)")
+
+
+class RolloutSettings(_Group):
+    """How completions are generated and scored."""
+
+    rollout_engine: Literal["hf", "vllm"] = Field(
+        "hf", description="Engine that generates (vllm needs the extra of that name)"
+    )
+    rollout_host: Literal["process", "inline"] = Field(
+        "process", description="Where the engine lives: its own process, or a thread of this one"
+    )
+    rollout_devices: str | None = Field(None, description="Where to generate (default: the first training device)")
+    rollout_tp_size: int | None = Field(
+        None, ge=1, description="Tensor-parallel size of one rollout engine (default: --tp-size)"
+    )
+    batch_size: int = Field(32, ge=1, description="Prompts per batch")
+    n_samples: int = Field(8, ge=1, description="Completions per prompt: the group the baseline is taken over")
+    max_prompt_tokens: int = Field(1024, ge=1, description="Longest prompt allowed")
+    max_new_tokens: int = Field(1024, ge=1, description="Longest completion generated")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling (1: off)")
+    top_k: int = Field(-1, ge=-1, description="Sample among the k likeliest tokens (-1: off)")
+    rollout_timeout_s: float = Field(1800.0, ge=0, description="Limit for generating one batch (0: none)")
+    reward_timeout_s: float = Field(600.0, ge=0, description="Limit for scoring one batch (0: none)")
+
+
+class TrainSettings(_Group):
+    """How the weights are updated."""
+
+    mini_bs: int = Field(16, ge=1, description="Sequences per forward and backward pass (micro-batch)")
+    gradient_accumulation_steps: int | None = Field(
+        None, ge=1, description="Micro-batches per optimiser step (default: as many as the batch has)"
+    )
+    lr: float = Field(1e-6, gt=0, description="Peak learning rate")
+    lr_decay_style: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape of the decay")
+    lr_decay_steps: int = Field(1000, ge=1, description="Optimiser steps until --min-lr is reached")
+    min_lr: float = Field(1e-7, ge=0, description="Learning rate after the decay")
+    lr_warmup_steps: int = Field(0, ge=0, description="Optimiser steps of linear warm-up")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first-moment decay")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's second-moment decay")
+    weight_decay: float = Field(1e-2, ge=0, description="AdamW's decoupled weight decay")
+    grad_clip_norm: float = Field(1.0, gt=0, description="Global gradient norm clipped to")
+    grpo_clip_eps: float = Field(0.2, gt=0, description="Clip range of GRPO's token ratio")
+    gspo_clip_eps: float = Field(3e-4, gt=0, description="Clip range of GSPO's sequence ratio")
+    entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the weights, trained and served")
+    train_timeout_s: float = Field(1800.0, ge=0, description="Limit for one optimiser step (0: none)")
+    sync_timeout_s: float = Field(300.0, ge=0, description="Limit for one export or load of weights (0: none)")
+
+
+class AsyncSettings(_Group):
+    """How far rollout may run ahead of training; only for the async algorithms."""
+
+    async_queue_size: int = Field(2, ge=1, description="Batches the train queue holds")
+    async_rollout_workers: int = Field(
+        1, ge=1, description="Rollout workers (default: 1, or one per rollout engine if there are more)"
+    )
+    async_prefetch_batches: int = Field(1, ge=0, description="Prompt batches loaded ahead of admission")
+    async_max_staleness: int = Field(1, ge=0, description="Steps a batch's weights may lag when it is trained")
+    async_sync_interval_steps: int = Field(1, ge=1, description="Optimiser steps between weight syncs")
+    async_queue_timeout_s: float = Field(300.0, ge=0, description="Limit for a wait at the train queue (0: none)")
+    async_drop_stale_batches: bool = Field(True, description="Drop a batch that is too stale (false: fail the run)")
+    async_admission: Literal["paced", "greedy", "lockstep"] = Field(
+        "paced", description="paced wastes nothing, greedy fills the queue, lockstep repeats bit for bit"
+    )
+    async_max_no_step_batches: int = Field(
+        100, ge=1, description="Batches in a row that may give no optimiser step before the run fails"
+    )
+
+
+class CheckpointSettings(_Group):
+    """What is kept of the weights."""
+
+    save_path: str | None = Field(None, description="Folder of the checkpoints (default: OUTPUT_DIR/checkpoints)")
+    save_interval: int = Field(100, ge=0, description="Optimiser steps between checkpoints (0: the last one only)")
+    save_timeout_s: float = Field(1800.0, ge=0, description="Limit for writing one checkpoint (0: none)")
+
+
+class ObservabilitySettings(_Group):
+    """What is shown and recorded besides the event log."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level of log lines")
+    log_format: Literal["console", "json"] = Field("console", description="Form of log lines on standard error")
+    progress: Literal["auto", "rich", "plain", "none"] = Field(
+        "auto", description="Progress display (auto: rich on a terminal, else plain lines)"
+    )
+    log_samples: Literal["all", "none"] = Field("all", description="Which completions are kept in samples/")
+
+
+GROUPS: dict[str, type[BaseModel]] = {
+    "Basic": BasicSettings,
+    "Rollout": RolloutSettings,
+    "Train": TrainSettings,
+    "Async": AsyncSettings,
+    "Checkpoint": CheckpointSettings,
+    "Observability": ObservabilitySettings,
+}
+"""Group title -> its settings, in the order of `--help`."""

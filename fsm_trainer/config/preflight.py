@@ -1,0 +1,211 @@
+"""Everything that can be found wrong before a run starts, each as one line that says what to do (ConfigError).
+
+`check_machine` needs no input files; `check_inputs` opens model, dataset and reward, and returns what it opened.
+Nothing here starts an engine or writes a file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsm_trainer.config import hub
+from fsm_trainer.config.devices import parse_devices
+from fsm_trainer.config.errors import ConfigError, flag, one_line
+from fsm_trainer.config.train_config import TrainConfig
+from fsm_trainer.data.datasets import LOADER_FUNCTION, is_local, load_training_rows, split_hub_name
+from fsm_trainer.data.prompts import PromptSource
+from fsm_trainer.data.rewards import RewardFn, load_reward_fn
+from fsm_trainer.data.tokenizer import load_tokenizer
+from fsm_trainer.data.user_code import load_function
+
+_REQUIRED = {
+    "ckpt": "the model to train, a folder or a hub name",
+    "dataset_path": "the prompts, a .jsonl file",
+    "reward_fn_path": "a Python file that defines reward_fn(record)",
+}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the checks opened, for the plan."""
+
+    prompts: PromptSource
+    reward_fn: RewardFn
+    dataset_rows: int
+    context: int | None
+    """Positions the model takes, if its configuration says."""
+
+
+def count_cuda_devices(config: TrainConfig) -> int:
+    """CUDA devices of this machine; 0 without looking when the configuration uses none."""
+    if config.train_devices == "cpu" and config.rollout_devices in (None, "cpu"):
+        return 0
+    # torch takes seconds to import.
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def check_machine(config: TrainConfig, cuda_devices: int) -> None:
+    """Devices, engines and folders."""
+    for name in _REQUIRED:
+        if getattr(config, name) is None and config.preset is None:
+            raise ConfigError(f"{flag(name)} is missing; give {_REQUIRED[name]}, or try --preset quickstart")
+    for name in ("train_devices", "rollout_devices"):
+        _check_devices(flag(name), getattr(config, name) or "", cuda_devices)
+    _check_sizes(config)
+    _check_engine(config)
+    _check_folder("--output-dir", config.output_dir, must_be_empty=True)
+    _check_folder("--save-path", config.save_path, must_be_empty=True)
+
+
+def _check_devices(name: str, text: str, cuda_devices: int) -> None:
+    for device in parse_devices(name, text):
+        if device != "cpu" and int(device.removeprefix("cuda:")) >= cuda_devices:
+            there = f"only {cuda_devices} CUDA device(s)" if cuda_devices else "no CUDA device"
+            raise ConfigError(
+                f"{name} {text} names {device} but this machine has {there}; give {name} cpu or one it has"
+            )
+
+
+def _check_sizes(config: TrainConfig) -> None:
+    if config.tp_size > 1:
+        raise ConfigError(
+            f"--tp-size is {config.tp_size}, but the hf train engine of this version trains on one device; give --tp-size 1"
+        )
+    devices = parse_devices("--train-devices", config.train_devices or "")
+    if len(devices) > 1:
+        raise ConfigError(
+            f"--train-devices {config.train_devices} names {len(devices)} devices, but the hf train engine of this "
+            f"version trains on one device; give one"
+        )
+    if (config.rollout_tp_size or 1) > 1:
+        raise ConfigError(
+            f"--rollout-tp-size is {config.rollout_tp_size}, but the hf rollout engine generates on one device; give "
+            f"--rollout-tp-size 1"
+        )
+
+
+def _check_engine(config: TrainConfig) -> None:
+    if config.rollout_engine != "vllm":
+        return
+    if importlib.util.find_spec("fsm_trainer.engines.vllm") is None:
+        raise ConfigError("--rollout-engine vllm is not yet available in this version; give --rollout-engine hf")
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError("--rollout-engine vllm needs the extra of that name: pip install 'fsm-trainer[vllm]'")
+
+
+def _check_folder(name: str, text: str | None, *, must_be_empty: bool) -> None:
+    if text is None:
+        return
+    path = Path(text).expanduser()
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{name} {text} is a file; give a folder that is new or empty")
+    if must_be_empty and path.is_dir() and any(path.iterdir()):
+        raise ConfigError(f"{name} {text} exists and is not empty, and a run is never overwritten; give a new folder")
+    parent = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not os.access(parent, os.W_OK):
+        raise ConfigError(f"{name} {text} cannot be written: no permission for {parent}; give another folder")
+
+
+def check_inputs(config: TrainConfig) -> Inputs:
+    """Model, dataset, loader and reward; `config` has all three paths."""
+    assert config.ckpt and config.dataset_path and config.reward_fn_path, config
+    # Paths first: a wrong one is found at once, whatever the others cost to open.
+    _check_paths(config, config.ckpt, config.dataset_path)
+    try:
+        reward_fn = load_reward_fn(config.reward_fn_path)
+        context = _check_context(config, _model_config(config.ckpt))
+        rows = load_training_rows(config.dataset_path, config.dataset_loader_fn)
+        prompts = PromptSource(
+            rows,
+            _tokenizer(config.ckpt),
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+            seed=config.seed,
+            max_prompt_tokens=config.max_prompt_tokens,
+        )
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(one_line(error)) from error
+    return Inputs(prompts=prompts, reward_fn=reward_fn, dataset_rows=len(rows), context=context)
+
+
+def _check_paths(config: TrainConfig, ckpt: str, dataset_path: str) -> None:
+    uses_hub = False
+    if not Path(ckpt).expanduser().is_dir():
+        if not hub.is_hub_name(ckpt):
+            raise ConfigError(f"--ckpt {ckpt} does not exist; give a model folder or a hub name")
+        uses_hub = True
+    if is_local(dataset_path):
+        if not Path(dataset_path).expanduser().exists():
+            raise ConfigError(f"--dataset-path {dataset_path} does not exist; give the path of a .jsonl or .json file")
+    elif config.dataset_loader_fn is None or hub.is_hub_name(dataset_path.split(":")[0]):
+        _check_dataset_name(dataset_path)
+        uses_hub = True
+    if config.dataset_loader_fn is not None:
+        try:
+            load_function(config.dataset_loader_fn, LOADER_FUNCTION, "dataset loader")
+        except ValueError as error:
+            raise ConfigError(one_line(error)) from error
+    if uses_hub:
+        hub.settle()
+
+
+def _check_dataset_name(dataset_path: str) -> None:
+    try:
+        name = split_hub_name(dataset_path)[0]
+    except ValueError as error:
+        raise ConfigError(one_line(error)) from error
+    if not hub.is_hub_name(name):
+        raise ConfigError(f"--dataset-path {dataset_path} does not exist; give the path of a .jsonl or .json file")
+
+
+def _model_config(ckpt: str) -> dict[str, Any]:
+    """The model's config.json."""
+    folder = Path(ckpt).expanduser()
+    if folder.is_dir():
+        file: str | None = str(folder / "config.json")
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"--ckpt {ckpt} has no config.json; give a folder that from_pretrained loads")
+    else:
+        file = hub.find_file(ckpt, "config.json")
+    if file is None:
+        why = "the hub is offline or cannot be reached" if hub.is_offline() else "the hub does not give it"
+        raise ConfigError(
+            f"--ckpt {ckpt} is no folder here, is not in the local hub cache, and {why}; give a model folder, or fetch "
+            f"it once where there is a network"
+        )
+    try:
+        found: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--ckpt {ckpt}: its config.json cannot be read: {one_line(error)}") from error
+    return found
+
+
+def _check_context(config: TrainConfig, model: dict[str, Any]) -> int | None:
+    text_part = model.get("text_config") or {}
+    keys = ("max_position_embeddings", "n_positions")
+    limits = [part[key] for part in (model, text_part) for key in keys if isinstance(part.get(key), int)]
+    if not limits:
+        return None
+    needed = config.max_prompt_tokens + config.max_new_tokens
+    if needed > limits[0]:
+        raise ConfigError(
+            f"--max-prompt-tokens {config.max_prompt_tokens} and --max-new-tokens {config.max_new_tokens} make {needed}, "
+            f"but the model takes {limits[0]} positions; lower one of them"
+        )
+    return int(limits[0])
+
+
+def _tokenizer(ckpt: str) -> Any:
+    try:
+        return load_tokenizer(ckpt)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"--ckpt {ckpt} has no tokenizer that loads: {one_line(error)}") from error

@@ -1,0 +1,42 @@
+"""Fill in what the machine decides: devices, engine sizes, threads and folders. Checks nothing, starts nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fsm_trainer.config.train_config import TrainConfig
+
+
+def resolve(config: TrainConfig, cuda_devices: int) -> TrainConfig:
+    """The configuration with every default that depends on this machine or on another setting filled in."""
+    train = config.train_devices or ("cuda:0" if cuda_devices else "cpu")
+    output = config.output_dir or next_free_folder(Path("runs"), config.preset or config.algo)
+    found: dict[str, object] = {
+        "train_devices": train,
+        "output_dir": output,
+        "save_path": config.save_path or str(Path(output) / "checkpoints"),
+        "rollout_tp_size": config.rollout_tp_size or config.tp_size,
+    }
+    filled = config.model_copy(update=found)
+    groups = filled.rollout_groups
+    more: dict[str, object] = {
+        "rollout_devices": ",".join(device for group in groups for device in group),
+        "threads": config.threads or threads_per_process(len(groups)),
+    }
+    if config.is_async:
+        more["async_rollout_workers"] = config.workers
+    return filled.model_copy(update=more)
+
+
+def threads_per_process(engines: int) -> int:
+    """Cores of this machine shared out among the trainer and the rollout engines."""
+    return max(1, (os.cpu_count() or 1) // (1 + engines))
+
+
+def next_free_folder(parent: Path, stem: str) -> str:
+    """The first of STEM-0001, STEM-0002, ... after the highest there is."""
+    taken = [
+        int(p.name.removeprefix(f"{stem}-")) for p in parent.glob(f"{stem}-[0-9]*") if p.name[len(stem) + 1 :].isdigit()
+    ]
+    return str(parent / f"{stem}-{max(taken, default=0) + 1:04d}")

@@ -1,0 +1,1 @@
+"""What a run learns from: datasets, the order of prompts, and rewards."""
