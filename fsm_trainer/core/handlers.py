@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fsm_trainer.core import rules, shutdown
+from fsm_trainer.core import consumption, shutdown
 from fsm_trainer.core.admission import Admission
 from fsm_trainer.core.events import COMPLETIONS, CommandKind, Input, InputKind, RecordKind
 from fsm_trainer.core.machines import RolloutState, RunState, TrainerState
@@ -123,8 +123,13 @@ def _on_generated(rec: Recorder, admission: Admission, event: Input, op: Op) -> 
     batch.version = event.rollout_version_first
     batch.tokens = event.tokens
     worker = s.workers[batch.worker]
-    columns = {"rollout_version_last": event.rollout_version_last, "tokens": event.tokens}
-    rec.fire_batch(batch, "generated", train_version=s.train_version, **columns)
+    rec.fire_batch(
+        batch,
+        "generated",
+        rollout_version_last=event.rollout_version_last,
+        train_version=s.train_version,
+        tokens=event.tokens,
+    )
     rec.fire(worker.machine, "generated", batch_id=batch.id, engine=batch.engine)
     rec.issue(CommandKind.REWARD, worker.machine, worker=worker.index, batch_id=batch.id)
 
@@ -179,9 +184,9 @@ def _on_trained(rec: Recorder, admission: Admission, event: Input, op: Op) -> No
         rec.note(RecordKind.VERSION, s.trainer, trigger="step", train_version=expected, batch_id=batch.id)
     else:
         rec.fire_batch(batch, "drop", reason="no_step", train_version=s.train_version, staleness=staleness)
-        rules.consumed_without_step(rec, batch, "no_step", staleness)
-    rules.after_consumption(rec, admission, "trained", batch.id)
-    rules.check_no_step_run(rec)
+        consumption.consumed_without_step(rec, batch, "no_step", staleness)
+    consumption.after_consumption(rec, admission, "trained", batch.id)
+    consumption.check_no_step_run(rec)
 
 
 def _on_exported(rec: Recorder, admission: Admission, event: Input, op: Op) -> None:
@@ -192,7 +197,7 @@ def _on_exported(rec: Recorder, admission: Admission, event: Input, op: Op) -> N
     s.publications[op.publication] = op.version
     s.newest_publication = op.publication
     rec.note(RecordKind.SYNC, s.trainer, trigger="exported", train_version=op.version)
-    if rules.save_due(rec) and s.run.state is not RunState.STOPPING:
+    if consumption.save_due(rec) and s.run.state is not RunState.STOPPING:
         shutdown.begin_save(rec)
     else:
         rec.fire(s.trainer, "exported", train_version=op.version)

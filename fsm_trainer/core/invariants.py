@@ -15,7 +15,8 @@ class InvariantViolation(AssertionError):
     """The scheduler itself is wrong; the message says which rule broke."""
 
 
-def _hold(condition: bool, rule: str, detail: object) -> None:
+def hold(condition: bool, rule: str, detail: object) -> None:
+    """Raise InvariantViolation unless the condition holds."""
     if not condition:
         raise InvariantViolation(f"{rule}: {detail}")
 
@@ -30,19 +31,19 @@ _TRAINER_OPS = {
 
 def check_live(state: State) -> None:
     """The invariants that cost microseconds; raises InvariantViolation."""
-    _hold(len(state.queue) <= state.config.queue_size, "queue within capacity", state.queue.items())
+    hold(len(state.queue) <= state.config.queue_size, "queue within capacity", state.queue.items())
     counts = state.counts
     ended = counts["trained"] + counts["dropped"] + counts["failed"] + counts["cancelled"]
-    _hold(counts["admitted"] == ended + len(state.batches), "conservation of batches", counts)
-    _hold(counts["trained"] == state.train_version, "train_version counts optimiser steps", counts)
+    hold(counts["admitted"] == ended + len(state.batches), "conservation of batches", counts)
+    hold(counts["trained"] == state.train_version, "train_version counts optimiser steps", counts)
     for engine in state.engines:
-        _hold(engine.version <= state.train_version, "rollout_version <= train_version", engine)
+        hold(engine.version <= state.train_version, "rollout_version <= train_version", engine)
     _check_operations(state)
     if state.run.ended:
         _check_end(state)
     else:
         in_flight = bool(state.ops) or state.stop_deadline_ns is not None
-        _hold(in_flight or _not_begun(state), "not finished means something is in flight", state.run.state)
+        hold(in_flight or _not_begun(state), "not finished means something is in flight", state.run.state)
 
 
 def _not_begun(state: State) -> bool:
@@ -52,10 +53,10 @@ def _not_begun(state: State) -> bool:
 def _check_operations(state: State) -> None:
     """At most one operation in flight per machine, and the machine's state says which."""
     owners = [op.owner for op in state.ops.values() if op.owner is not None]
-    _hold(len({id(o) for o in owners}) == len(owners), "one operation per machine", [o.entity for o in owners])
+    hold(len({id(o) for o in owners}) == len(owners), "one operation per machine", [o.entity for o in owners])
     for op in state.ops.values():
         expected = None if op.owner is None else _expected_op(op.owner.state)
-        _hold(expected in (None, op.kind), "the machine's state says which operation", op)
+        hold(expected in (None, op.kind), "the machine's state says which operation", op)
 
 
 def _expected_op(state: object) -> CommandKind | None:
@@ -66,5 +67,5 @@ def _expected_op(state: object) -> CommandKind | None:
 
 def _check_end(state: State) -> None:
     machines = [state.trainer, *(w.machine for w in state.workers), *(e.machine for e in state.engines)]
-    _hold(all(m.ended for m in machines), "all machines terminal at the end", [m.state for m in machines])
-    _hold(not state.ops and not len(state.queue) and not state.batches, "nothing left at the end", state.ops)
+    hold(all(m.ended for m in machines), "all machines terminal at the end", [m.state for m in machines])
+    hold(not state.ops and not len(state.queue) and not state.batches, "nothing left at the end", state.ops)

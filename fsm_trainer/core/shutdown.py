@@ -86,7 +86,7 @@ def on_tick(rec: Recorder) -> None:
         message = f"{_who(op)} took longer than {limit_s(s.config.deadlines, op.kind):g} s"
         _abandon(rec, op, message)
         fail(rec, message)
-    if s.run.state in (RunState.RUNNING, RunState.DRAINING):
+    if s.active:
         late = [m for m, deadline in waits.wait_deadlines(s) if deadline <= rec.t_ns]
         if late:
             _fail_wait(rec, late[0])
@@ -97,7 +97,10 @@ def on_tick(rec: Recorder) -> None:
 def _fail_wait(rec: Recorder, machine: StateMachine) -> None:
     s = rec.state
     waited = (rec.t_ns - waits.waiting_since(s, machine)) / SECOND_NS
-    message = f"{machine.entity} waited {waited:.1f} s in {machine.state.value}: {waits.culprit(s, machine, rec.t_ns)}"
+    message = (
+        f"{machine.entity} waited {waited:.1f} s in state {machine.state.value} "
+        f"(queue timeout {s.config.deadlines.queue_s:g} s): {waits.culprit(s, machine, rec.t_ns)}"
+    )
     batch = next((s.batches[w.batch] for w in s.workers if w.machine is machine and w.batch is not None), None)
     rec.fire(machine, "fail", reason="timeout", message=message)
     if batch is not None:

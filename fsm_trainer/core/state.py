@@ -126,6 +126,11 @@ class State:
         """1 while an optimiser step is in flight, else 0."""
         return int(self.trainer.state is TrainerState.TRAINING)
 
+    @property
+    def active(self) -> bool:
+        """Whether batches move: running, or draining what was admitted."""
+        return self.run.state in (RunState.RUNNING, RunState.DRAINING)
+
     def unconsumed(self) -> list[Batch]:
         """Open batches that the trainer has not taken, in id order."""
         return [b for b in self.batches.values() if b.id != self.training]

@@ -69,7 +69,7 @@ def _engine_cause(engine: Engine) -> str:
 def wait_deadlines(state: State) -> list[tuple[StateMachine, int]]:
     """Waits at the train queue and the moment (ns) each becomes a failure."""
     limit = state.config.deadlines.queue_s
-    if not limit or state.run.state not in (RunState.RUNNING, RunState.DRAINING):
+    if not limit or not state.active:
         return []
     waiting = [w.machine for w in state.workers if w.machine.state is RolloutState.QUEUED]
     if state.trainer.state is TrainerState.WAITING:

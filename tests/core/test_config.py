@@ -1,0 +1,39 @@
+"""Impossible scheduler configurations name the value and what was expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fsm_trainer.core.config import Deadlines, SchedulerConfig
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"admission": "eager"}, "admission is 'eager', expected one of paced, greedy, lockstep"),
+        ({"queue_size": 0}, "queue_size is 0, expected at least 1"),
+        ({"max_staleness": -1}, "max_staleness is -1, expected at least 0"),
+        ({"sync_interval": 0}, "sync_interval is 0, expected at least 1"),
+        ({"max_steps": 0}, "max_steps is 0, expected at least 1"),
+        ({"engines": 2, "workers": 1}, "use at least 2 workers"),
+        ({"admission": "lockstep", "sync_interval": 3, "max_staleness": 1}, "needs max_staleness >= 2, got 1"),
+        ({"deadlines": Deadlines(train_s=-1)}, "deadlines.train_s is -1, expected at least 0"),
+    ],
+)
+def test_impossible_values(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="expected|use at least|needs") as caught:
+        SchedulerConfig(**values)
+    assert message in str(caught.value)
+
+
+def test_round_trip() -> None:
+    config = SchedulerConfig(admission="greedy", workers=3, max_steps=9, deadlines=Deadlines(queue_s=1))
+    assert SchedulerConfig.from_dict(config.to_dict()) == config
+
+
+def test_wasteful_combinations_warn() -> None:
+    assert SchedulerConfig().warnings() == []
+    assert "at most 2 batches" in SchedulerConfig(workers=3).warnings()[0]
+    assert "published earlier" in SchedulerConfig(sync_interval=3, max_staleness=1).warnings()[0]
