@@ -1,0 +1,79 @@
+"""From rollouts and rewards to rows that can be trained on: tokens, logprobs, mask and advantages, aligned.
+
+Takes plain sequences, so it knows neither engines nor tensors. An empty completion (no token at all) keeps its place:
+its reward counts in its group's baseline, and its row holds the prompt alone with nothing in the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fsm_trainer.algorithms.advantages import AdvantageFn, group_advantages
+from fsm_trainer.core.batch import TrainSequence
+
+Completion = tuple[Sequence[int], Sequence[float]]
+"""The tokens of one completion and their logprobs under the sampling distribution."""
+
+
+def materialize(
+    prompts: Sequence[Sequence[int]],
+    groups: Sequence[Sequence[Completion]],
+    rewards: Sequence[Sequence[float]],
+    *,
+    eos_token_id: int | None = None,
+    advantage: AdvantageFn = group_advantages,
+) -> tuple[tuple[TrainSequence, ...], bool]:
+    """Build the train sequences of one prompt batch, group by group in the order given, and say if it is degenerate.
+
+    Degenerate means that no sequence has a non-zero advantage and a token in the loss, so the policy term has no
+    gradient; whether another term (an entropy bonus) makes a step worth while is the caller's decision.
+    Raises ValueError when prompts, groups and rewards do not match.
+    """
+    _check_shapes(prompts, groups, rewards)
+    sequences = tuple(
+        _sequence(prompt, completion, reward, value, eos_token_id)
+        for prompt, group, group_rewards, values in zip(prompts, groups, rewards, advantage(rewards), strict=True)
+        for completion, reward, value in zip(group, group_rewards, values, strict=True)
+    )
+    return sequences, not any(has_policy_gradient(sequence) for sequence in sequences)
+
+
+def has_policy_gradient(sequence: TrainSequence) -> bool:
+    """Whether the policy term can move anything on this sequence."""
+    return sequence.advantage != 0.0 and any(sequence.loss_mask)
+
+
+def _sequence(
+    prompt: Sequence[int], completion: Completion, reward: float, advantage: float, eos_token_id: int | None
+) -> TrainSequence:
+    tokens, logprobs = completion
+    if len(tokens) != len(logprobs):
+        raise ValueError(f"a completion has {len(tokens)} tokens but {len(logprobs)} logprobs, expected one for each")
+    if not all(math.isfinite(logprob) for logprob in logprobs):
+        raise ValueError(f"a completion's logprobs are {list(logprobs)}, expected finite numbers; check the engine")
+    return TrainSequence(
+        tokens=(*prompt, *tokens),
+        logprobs=(*(0.0,) * len(prompt), *logprobs),
+        prompt_len=len(prompt),
+        loss_mask=(*(0,) * len(prompt), *(1,) * len(tokens)),
+        advantage=advantage,
+        reward=float(reward),
+        eos_token_id=eos_token_id,
+    )
+
+
+def _check_shapes(
+    prompts: Sequence[Sequence[int]], groups: Sequence[Sequence[Completion]], rewards: Sequence[Sequence[float]]
+) -> None:
+    if not len(prompts) == len(groups) == len(rewards):
+        raise ValueError(
+            f"got {len(prompts)} prompts, {len(groups)} groups and {len(rewards)} reward groups, "
+            f"expected as many of each"
+        )
+    for index, (group, group_rewards) in enumerate(zip(groups, rewards, strict=True)):
+        if len(group) != len(group_rewards):
+            raise ValueError(
+                f"prompt group {index} has {len(group)} completions but {len(group_rewards)} rewards, "
+                f"expected one for each"
+            )
