@@ -1,0 +1,95 @@
+"""How a failure is told: its type, message, the user's line and the traceback, as text that can cross a process.
+
+This module knows nothing of threads or processes.
+"""
+
+from __future__ import annotations
+
+import signal
+import sysconfig
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+class Failure(NamedTuple):
+    """An exception as text."""
+
+    type: str
+    message: str
+    traceback: str
+    where: str
+    """`file.py:line` of the innermost frame in the user's own code, or else of the innermost frame."""
+
+    @property
+    def summary(self) -> str:
+        """The message and where it comes from, in one line."""
+        return f"{self.message} ({self.where})" if self.where else self.message
+
+
+class EngineError(RuntimeError):
+    """A call to an engine raised; what it raised is here as text."""
+
+    def __init__(self, type: str, message: str, traceback: str = "", where: str = "") -> None:
+        """Take the parts of a `Failure`."""
+        super().__init__(type, message, traceback, where)
+        self.type = type
+        self.message = message
+        self.traceback = traceback
+        self.where = where
+
+    def __str__(self) -> str:
+        """Type and message."""
+        return f"{self.type}: {self.message}"
+
+
+class EngineDied(RuntimeError):  # noqa: N818 - an event that befell the engine, like QueueClosed
+    """The process of an engine ended unasked."""
+
+    def __init__(self, name: str, pid: int, exit_code: int) -> None:
+        """`exit_code` as subprocess gives it: negative for a signal."""
+        super().__init__(name, pid, exit_code)
+        self.name = name
+        self.pid = pid
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        """Who died of what."""
+        how = f"exited with code {self.exit_code}" if self.exit_code >= 0 else f"was killed by {self._signal()}"
+        return f"engine process {self.name} (pid {self.pid}) {how}"
+
+    def _signal(self) -> str:
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:
+            return f"signal {-self.exit_code}"
+
+
+class HostClosed(RuntimeError):  # noqa: N818
+    """The engine's host was closed before it could do the call."""
+
+
+def describe(error: BaseException) -> Failure:
+    """The failure that an exception stands for; one that crossed a process keeps its origin."""
+    if isinstance(error, EngineError):
+        return Failure(error.type, error.message, error.traceback, error.where)
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    where = "" if isinstance(error, (EngineDied, HostClosed)) else _where(error.__traceback__)
+    return Failure(type(error).__name__, str(error) or repr(error), text, where)
+
+
+def _where(trace: TracebackType | None) -> str:
+    frames = traceback.extract_tb(trace)
+    own = [frame for frame in frames if _is_users(frame.filename)]
+    for frame in reversed(own or frames):
+        return f"{Path(frame.filename).name}:{frame.lineno}"
+    return ""
+
+
+def _is_users(filename: str) -> bool:
+    """Whether code is neither ours nor Python's nor an installed package's."""
+    return not filename.startswith((_PACKAGE, "<", *_INSTALLED))

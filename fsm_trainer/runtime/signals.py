@@ -1,0 +1,43 @@
+"""Turns SIGINT and SIGTERM into STOP inputs. What a stop means is the scheduler's to decide."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from fsm_trainer.core.events import Input, InputKind
+
+_REASONS = {signal.SIGINT: "sigint", signal.SIGTERM: "sigterm"}
+_PATIENCE = 3
+"""The SIGINT that is no longer turned into an input."""
+
+
+@contextmanager
+def stop_signals(post: Callable[[Input], None]) -> Iterator[None]:
+    """Post a STOP for each SIGINT and SIGTERM while inside; a no-op outside the main thread.
+
+    From the third SIGINT on, Python's default behaviour (KeyboardInterrupt) is back, for a person who will not wait.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupts = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupts
+        interrupts += number == signal.SIGINT
+        if number == signal.SIGINT and interrupts >= _PATIENCE:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.default_int_handler(number, frame)
+        post(Input(InputKind.STOP, reason=_REASONS[signal.Signals(number)]))
+
+    before = {number: signal.signal(number, handle) for number in _REASONS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # None: the handler was not set from Python and cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

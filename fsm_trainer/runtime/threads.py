@@ -1,0 +1,51 @@
+"""One daemon thread that does jobs in the order they were posted. It knows nothing of what they do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+
+class LaneThread:
+    """Jobs never overlap on one lane. A daemon, so that a hung job cannot keep the process alive."""
+
+    def __init__(self, name: str) -> None:
+        """Start the thread."""
+        self.name = name
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._open_jobs = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Queue a job; it must not raise."""
+        with self._lock:
+            self._open_jobs += 1
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """End the thread after the jobs posted so far."""
+        self._jobs.put(None)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the thread's end; whether it came in time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a posted job is not finished."""
+        with self._lock:
+            return self._open_jobs > 0
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            finally:
+                with self._lock:
+                    self._open_jobs -= 1
+            # A finished job must not keep its batch alive until the next one comes.
+            del job
