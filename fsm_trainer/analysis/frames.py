@@ -1,0 +1,122 @@
+"""The event log as data frames: all events, the operations, the batches, and what each machine did when.
+
+Every function after `load_events` is a pure function of its frame. This module knows the log's columns and nothing of
+why the scheduler decided as it did.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fsm_trainer.eventlog.reader import EventLog, read_log
+
+TERMINAL_BATCH_STATES = ("trained", "dropped", "failed", "cancelled")
+
+
+def load_events(run: str | Path) -> pd.DataFrame:
+    """All events of a run directory or log file, one row each, in order, with Arrow dtypes.
+
+    Of a run that crashed, or is still going, what there is. ValueError if there is no log to read.
+    """
+    return events_frame(read_log(run))
+
+
+def events_frame(log: EventLog) -> pd.DataFrame:
+    """The events of a log that has been read."""
+    frame: pd.DataFrame = log.table.to_pandas(types_mapper=pd.ArrowDtype)
+    return frame
+
+
+def rows_of(events: pd.DataFrame, kind: str, **equal: str) -> pd.DataFrame:
+    """The rows of one kind in which the given columns have the given values."""
+    mask = events["kind"] == kind
+    for column, value in equal.items():
+        mask &= (events[column] == value).fillna(False)
+    selected: pd.DataFrame = events[mask]
+    return selected
+
+
+def operations(events: pd.DataFrame) -> pd.DataFrame:
+    """One row per completed operation: command, outcome, owner, batch, engine, and its times in nanoseconds.
+
+    `duration_ns` is what the worker thread spent; `wait_ns` is how long the command waited for its thread, and
+    `inbox_ns` how long the completion waited for the loop.
+    """
+    commands = rows_of(events, "command")[["seq", "trigger", "machine", "entity", "batch_id", "engine"]]
+    inputs = rows_of(events, "input")[
+        ["seq", "t_ns", "trigger", "cause_seq", "reason", "tokens", "posted_ns", "started_ns", "finished_ns"]
+    ]
+    joined = inputs.merge(
+        commands.rename(columns={"seq": "op", "trigger": "command"}), left_on="cause_seq", right_on="op", how="inner"
+    )
+    joined = joined.rename(columns={"trigger": "outcome"}).drop(columns="cause_seq")
+    timed: pd.DataFrame = joined.assign(
+        duration_ns=joined["finished_ns"] - joined["started_ns"],
+        wait_ns=joined["started_ns"] - joined["posted_ns"],
+        inbox_ns=joined["t_ns"] - joined["finished_ns"],
+    )
+    return timed
+
+
+def ended_batches(events: pd.DataFrame) -> pd.DataFrame:
+    """One row per batch that ended: batch_id, state, reason, staleness, rollout version, when."""
+    moves = rows_of(events, "transition", machine="batch")
+    ends = moves[moves["dest"].isin(TERMINAL_BATCH_STATES)]
+    columns = ["batch_id", "dest", "reason", "staleness", "rollout_version_first", "engine", "t_ns"]
+    batches: pd.DataFrame = ends[columns].rename(columns={"dest": "state"}).reset_index(drop=True)
+    return batches
+
+
+def intervals(events: pd.DataFrame) -> pd.DataFrame:
+    """What each machine but the batches did when: machine, entity, state, cause, start_ns, end_ns.
+
+    From the first to the last moment of the log, without gap or overlap. `cause` is null outside waits.
+    """
+    mask = events["kind"].isin(["transition", "wait"]) & (events["machine"] != "batch").fillna(False)
+    rows = events[mask].sort_values(["machine", "entity", "seq"], kind="stable")
+    if rows.empty:
+        empty: pd.DataFrame = pd.DataFrame(columns=["machine", "entity", "state", "cause", "start_ns", "end_ns"])
+        return empty
+    spans: pd.DataFrame = pd.concat([_beginnings(rows, int(events["t_ns"].min())), _changes(rows)], ignore_index=True)
+    spans = spans.sort_values(["machine", "entity"], kind="stable", ignore_index=True)
+    following = spans.groupby(["machine", "entity"], sort=False)["start_ns"].shift(-1)
+    ends = following.fillna(-1).astype(np.int64)
+    spans["end_ns"] = ends.where(following.notna(), int(events["t_ns"].max()))
+    return spans
+
+
+def _changes(rows: pd.DataFrame) -> pd.DataFrame:
+    """The state and cause from each transition or wait on."""
+    moved = (rows["kind"] == "transition").to_numpy(dtype=bool)
+    columns = {
+        "machine": rows["machine"].to_numpy(dtype=object),
+        "entity": rows["entity"].to_numpy(dtype=object),
+        "state": np.where(moved, rows["dest"].to_numpy(dtype=object), rows["source"].to_numpy(dtype=object)),
+        "cause": rows["reason"].astype(object).where(~moved, None).to_numpy(),
+        "start_ns": rows["t_ns"].to_numpy(dtype=np.int64),
+    }
+    changes: pd.DataFrame = pd.DataFrame(columns)
+    return changes
+
+
+def _beginnings(rows: pd.DataFrame, start_ns: int) -> pd.DataFrame:
+    """Before its first row a machine was where that row found it."""
+    first = rows.groupby(["machine", "entity"], sort=False, as_index=False).first()
+    columns = {"machine": first["machine"], "entity": first["entity"], "state": first["source"]}
+    beginnings: pd.DataFrame = pd.DataFrame(columns).astype(object).assign(cause=None, start_ns=start_ns)
+    return beginnings
+
+
+def residency(spans: pd.DataFrame, start_ns: int | None = None, end_ns: int | None = None) -> pd.DataFrame:
+    """Nanoseconds of each machine in each state and cause, within a stretch of time if one is given."""
+    start = spans["start_ns"] if start_ns is None else spans["start_ns"].clip(lower=start_ns)
+    end = spans["end_ns"] if end_ns is None else spans["end_ns"].clip(upper=end_ns)
+    timed = spans.assign(ns=(end - start).clip(lower=0))
+    keys = ["machine", "entity", "state", "cause"]
+    total = timed.groupby(keys, dropna=False, sort=False, as_index=False)["ns"].sum()
+    order = ["machine", "entity", "ns"]
+    spent: pd.DataFrame = total[total["ns"] > 0].sort_values(order, ascending=[True, True, False], ignore_index=True)
+    return spent
