@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fsm_trainer.config.errors import flag
 from fsm_trainer.config.groups import GROUPS
-from fsm_trainer.config.preflight import Inputs
+from fsm_trainer.config.preflight import Inputs, plan_warnings
 from fsm_trainer.config.train_config import TrainConfig
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "pandas", "transitions", "vllm")
@@ -72,19 +72,6 @@ def _versions() -> list[str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return installed
-
-
-def plan_warnings(config: TrainConfig, inputs: Inputs) -> list[str]:
-    """What will run but waste something, in words."""
-    found = config.to_scheduler_config(inputs.prompts.total_batches).warnings()
-    if inputs.prompts.dropped_rows_per_epoch:
-        found.append(
-            f"{inputs.prompts.dropped_rows_per_epoch} of {inputs.dataset_rows} rows fill no whole batch and are left "
-            f"out of each epoch, different ones each time"
-        )
-    if config.top_p < 1 or config.top_k > 0:
-        found.append("top-p or top-k filter the sampling: the logprobs recorded are those of the filtered distribution")
-    return found
 
 
 def _table(rows: list[tuple[str, str]]) -> str:

@@ -17,7 +17,7 @@ from fsm_trainer.config import hub
 from fsm_trainer.config.devices import parse_devices
 from fsm_trainer.config.errors import ConfigError, flag, one_line
 from fsm_trainer.config.train_config import TrainConfig
-from fsm_trainer.data.datasets import LOADER_FUNCTION, is_local, load_training_rows, split_hub_name
+from fsm_trainer.data.datasets import LOADER_FUNCTION, Rows, check_rows, is_local, load_training_rows, split_hub_name
 from fsm_trainer.data.prompts import PromptSource
 from fsm_trainer.data.rewards import RewardFn, load_reward_fn
 from fsm_trainer.data.tokenizer import load_tokenizer
@@ -36,6 +36,7 @@ class Inputs:
 
     prompts: PromptSource
     reward_fn: RewardFn
+    tokenizer: Any
     dataset_rows: int
     context: int | None
     """Positions the model takes, if its configuration says."""
@@ -51,32 +52,34 @@ def count_cuda_devices(config: TrainConfig) -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def check_machine(config: TrainConfig, cuda_devices: int) -> None:
-    """Devices, engines and folders."""
+def check_machine(config: TrainConfig, cuda_devices: int, provided: frozenset[str] = frozenset()) -> None:
+    """Devices, engines and folders; `provided` names the paths that objects stand in for."""
     for name in _REQUIRED:
-        if getattr(config, name) is None and config.preset is None:
+        if getattr(config, name) is None and config.preset is None and name not in provided:
             raise ConfigError(f"{flag(name)} is missing; give {_REQUIRED[name]}, or try --preset quickstart")
     for name in ("train_devices", "rollout_devices"):
         _check_devices(flag(name), getattr(config, name) or "", cuda_devices)
     _check_sizes(config)
     _check_engine(config)
-    _check_folder("--output-dir", config.output_dir, must_be_empty=True)
-    _check_folder("--save-path", config.save_path, must_be_empty=True)
+    _check_folder("--output-dir", config.output_dir)
+    _check_folder("--save-path", config.save_path)
 
 
 def _check_devices(name: str, text: str, cuda_devices: int) -> None:
     for device in parse_devices(name, text):
         if device != "cpu" and int(device.removeprefix("cuda:")) >= cuda_devices:
-            there = f"only {cuda_devices} CUDA device(s)" if cuda_devices else "no CUDA device"
+            if not cuda_devices:
+                raise ConfigError(f"{name} is {text}, but this machine has no CUDA device; give {name} cpu")
             raise ConfigError(
-                f"{name} {text} names {device} but this machine has {there}; give {name} cpu or one it has"
+                f"{name} {text} names {device}, but this machine has cuda:0 to cuda:{cuda_devices - 1}; give one of these"
             )
 
 
 def _check_sizes(config: TrainConfig) -> None:
     if config.tp_size > 1:
         raise ConfigError(
-            f"--tp-size is {config.tp_size}, but the hf train engine of this version trains on one device; give --tp-size 1"
+            f"--tp-size is {config.tp_size}, but the hf train engine of this version trains on one device; "
+            f"give --tp-size 1"
         )
     devices = parse_devices("--train-devices", config.train_devices or "")
     if len(devices) > 1:
@@ -100,31 +103,35 @@ def _check_engine(config: TrainConfig) -> None:
         raise ConfigError("--rollout-engine vllm needs the extra of that name: pip install 'fsm-trainer[vllm]'")
 
 
-def _check_folder(name: str, text: str | None, *, must_be_empty: bool) -> None:
+def _check_folder(name: str, text: str | None) -> None:
     if text is None:
         return
     path = Path(text).expanduser()
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{name} {text} is a file; give a folder that is new or empty")
-    if must_be_empty and path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and any(path.iterdir()):
         raise ConfigError(f"{name} {text} exists and is not empty, and a run is never overwritten; give a new folder")
     parent = next(p for p in (path, *path.absolute().parents) if p.exists())
     if not os.access(parent, os.W_OK):
         raise ConfigError(f"{name} {text} cannot be written: no permission for {parent}; give another folder")
 
 
-def check_inputs(config: TrainConfig) -> Inputs:
-    """Model, dataset, loader and reward; `config` has all three paths."""
-    assert config.ckpt and config.dataset_path and config.reward_fn_path, config
+def check_inputs(config: TrainConfig, *, reward_fn: RewardFn | None = None, dataset: Rows | None = None) -> Inputs:
+    """Model, dataset, loader and reward; `config` has the path of whatever is not given as an object."""
+    assert config.ckpt is not None, config
     # Paths first: a wrong one is found at once, whatever the others cost to open.
-    _check_paths(config, config.ckpt, config.dataset_path)
+    _check_paths(config, config.ckpt, config.dataset_path if dataset is None else None)
     try:
-        reward_fn = load_reward_fn(config.reward_fn_path)
+        reward_fn = reward_fn or load_reward_fn(str(config.reward_fn_path))
         context = _check_context(config, _model_config(config.ckpt))
-        rows = load_training_rows(config.dataset_path, config.dataset_loader_fn)
+        if dataset is None:
+            dataset = load_training_rows(str(config.dataset_path), config.dataset_loader_fn)
+        else:
+            check_rows(dataset, "given as an object")
+        tokenizer = _tokenizer(config.ckpt)
         prompts = PromptSource(
-            rows,
-            _tokenizer(config.ckpt),
+            dataset,
+            tokenizer,
             batch_size=config.batch_size,
             epochs=config.epochs,
             seed=config.seed,
@@ -134,16 +141,39 @@ def check_inputs(config: TrainConfig) -> Inputs:
         raise
     except ValueError as error:
         raise ConfigError(one_line(error)) from error
-    return Inputs(prompts=prompts, reward_fn=reward_fn, dataset_rows=len(rows), context=context)
+    return Inputs(prompts, reward_fn, tokenizer, dataset_rows=len(dataset), context=context)
 
 
-def _check_paths(config: TrainConfig, ckpt: str, dataset_path: str) -> None:
+def check_model(config: TrainConfig) -> None:
+    """Only the model, for a run whose batches come from elsewhere."""
+    assert config.ckpt is not None, config
+    _check_paths(config, config.ckpt, None)
+    _check_context(config, _model_config(config.ckpt))
+    _tokenizer(config.ckpt)
+
+
+def plan_warnings(config: TrainConfig, inputs: Inputs) -> list[str]:
+    """What will run but waste or bias something, in words."""
+    found = config.to_scheduler_config(inputs.prompts.total_batches).warnings()
+    if inputs.prompts.dropped_rows_per_epoch:
+        found.append(
+            f"{inputs.prompts.dropped_rows_per_epoch} of {inputs.dataset_rows} rows fill no whole batch and are left "
+            f"out of each epoch, different ones each time"
+        )
+    if config.top_p < 1 or config.top_k > 0:
+        found.append("top-p or top-k filter the sampling: the logprobs recorded are those of the filtered distribution")
+    return found
+
+
+def _check_paths(config: TrainConfig, ckpt: str, dataset_path: str | None) -> None:
     uses_hub = False
     if not Path(ckpt).expanduser().is_dir():
         if not hub.is_hub_name(ckpt):
             raise ConfigError(f"--ckpt {ckpt} does not exist; give a model folder or a hub name")
         uses_hub = True
-    if is_local(dataset_path):
+    if dataset_path is None:
+        pass
+    elif is_local(dataset_path):
         if not Path(dataset_path).expanduser().exists():
             raise ConfigError(f"--dataset-path {dataset_path} does not exist; give the path of a .jsonl or .json file")
     elif config.dataset_loader_fn is None or hub.is_hub_name(dataset_path.split(":")[0]):
@@ -198,13 +228,18 @@ def _check_context(config: TrainConfig, model: dict[str, Any]) -> int | None:
     needed = config.max_prompt_tokens + config.max_new_tokens
     if needed > limits[0]:
         raise ConfigError(
-            f"--max-prompt-tokens {config.max_prompt_tokens} and --max-new-tokens {config.max_new_tokens} make {needed}, "
-            f"but the model takes {limits[0]} positions; lower one of them"
+            f"--max-prompt-tokens {config.max_prompt_tokens} and --max-new-tokens {config.max_new_tokens} make "
+            f"{needed}, but the model takes {limits[0]} positions; lower one of them"
         )
     return int(limits[0])
 
 
 def _tokenizer(ckpt: str) -> Any:
+    folder = Path(ckpt).expanduser()
+    # Without any file transformers builds an empty tokenizer and says nothing.
+    patterns = ("tokenizer*", "vocab*", "*.model", "tekken.json")
+    if folder.is_dir() and not any(found for pattern in patterns for found in folder.glob(pattern)):
+        raise ConfigError(f"--ckpt {ckpt} has no tokenizer files; save the model's tokenizer into the same folder")
     try:
         return load_tokenizer(ckpt)
     except (OSError, ValueError, KeyError) as error:

@@ -54,7 +54,7 @@ class Scheduler:
         rec.begin(event)
         handlers.take_in(rec, self.admission, event)
         for _ in range(MAX_CHANGES):
-            if self.finished or not any(rule(rec, self.admission) for rule in rules.RULES):
+            if not any(rule(rec, self.admission) for rule in rules.RULES):
                 break
         else:
             raise AssertionError(f"no fixed point after {MAX_CHANGES} changes: {rec.records[-10:]}")

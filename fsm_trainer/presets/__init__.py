@@ -17,14 +17,10 @@ def preset_settings(name: str | None) -> dict[str, Any]:
     return dict(module.SETTINGS) if module else {}
 
 
-def prepare_preset(config: TrainConfig, folder: Path) -> TrainConfig:
-    """Write what the preset of `config` needs into `folder`; paths the user gave are kept."""
+def prepare_preset(config: TrainConfig, folder: Path, provided: frozenset[str] = frozenset()) -> TrainConfig:
+    """Write what the preset of `config` needs into `folder`, except what the user gave as a path or an object."""
     if config.preset is None:
         return config
-    made = _PRESETS[config.preset].write_files(folder, seed=config.seed, keep=_given(config))
-    return config.model_copy(update={name: path for name, path in made.items() if getattr(config, name) is None})
-
-
-def _given(config: TrainConfig) -> frozenset[str]:
     names = ("ckpt", "dataset_path", "reward_fn_path")
-    return frozenset(name for name in names if getattr(config, name) is not None)
+    keep = provided | {name for name in names if getattr(config, name) is not None}
+    return config.model_copy(update=_PRESETS[config.preset].write_files(folder, seed=config.seed, keep=keep))

@@ -1,0 +1,75 @@
+"""Which engines a configuration asks for, and where each one lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from fsm_trainer.config import TrainConfig
+from fsm_trainer.engines.base import RolloutEngine, SamplingParams, TrainEngine
+from fsm_trainer.runtime.host import EngineHost, InlineHost, ProcessHost
+
+
+def make_train_engine(config: TrainConfig) -> TrainEngine:
+    """The train engine of a resolved configuration; it loads nothing before `start`."""
+    from fsm_trainer.engines.hf_train import HFTrainEngine
+
+    assert config.ckpt is not None and config.train_devices is not None, config
+    grpo = config.algo.endswith("grpo")
+    return HFTrainEngine(
+        config.ckpt,
+        algorithm=config.algo,
+        lr=config.lr,
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.weight_decay,
+        lr_decay_style=config.lr_decay_style,
+        warmup=config.lr_warmup_steps,
+        lr_decay_steps=config.lr_decay_steps,
+        min_lr=config.min_lr,
+        grad_clip_norm=config.grad_clip_norm,
+        mini_bs=config.mini_bs,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        temperature=config.temperature,
+        clip_eps=config.grpo_clip_eps if grpo else config.gspo_clip_eps,
+        entropy_coef=config.entropy_coef,
+        device=config.train_devices,
+        dtype=config.dtype,
+        threads=config.threads,
+        seed=config.seed,
+    )
+
+
+def sampling_params(config: TrainConfig) -> SamplingParams:
+    """How completions are drawn."""
+    return SamplingParams(
+        n_samples=config.n_samples,
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+    )
+
+
+def rollout_engine_factory(config: TrainConfig, engine: int) -> Callable[[], RolloutEngine]:
+    """What makes rollout engine number `engine`; importable, so that it can be made in another process."""
+    # The child imports this by name, so that the parent need not import transformers for it.
+    return partial(_make_hf_rollout_engine, config, engine)
+
+
+def _make_hf_rollout_engine(config: TrainConfig, engine: int) -> RolloutEngine:
+    from fsm_trainer.engines.hf_rollout import HFRolloutEngine
+
+    assert config.ckpt is not None, config
+    return HFRolloutEngine(
+        config.ckpt,
+        sampling_params(config),
+        device=config.rollout_groups[engine][0],
+        dtype=config.dtype,
+        threads=config.threads,
+    )
+
+
+def make_rollout_host(config: TrainConfig, engine: int) -> EngineHost:
+    """The host of rollout engine number `engine`, started."""
+    factory, name = rollout_engine_factory(config, engine), f"engine-{engine}"
+    return ProcessHost(factory, name) if config.rollout_host == "process" else InlineHost(factory, name)

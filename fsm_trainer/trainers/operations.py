@@ -1,0 +1,171 @@
+"""What each command of the scheduler does in a real run; here the trainer's side, shared by every kind of rollout.
+
+Each method runs on the worker thread of its lane and raises on failure. Batches travel between the methods through one
+dictionary by batch id; a batch's entry goes when the batch has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fsm_trainer.core.batch import AsyncTrainBatch
+from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Record, RecordKind
+from fsm_trainer.core.machines import TERMINAL
+from fsm_trainer.data.prompts import PromptBatch
+from fsm_trainer.engines.base import Rollout, Snapshot, TrainEngine, TrainResult
+from fsm_trainer.runtime.threads import LaneThread
+from fsm_trainer.trainers.run_directory import RunDirectory
+
+_ENDED = {state.value for state in TERMINAL}
+
+
+@dataclass
+class BatchWork:
+    """What is known of one open batch so far."""
+
+    prompts: PromptBatch | None = None
+    rollout: Rollout | None = None
+    rollout_s: float = 0.0
+    train_batch: AsyncTrainBatch | None = None
+    result: TrainResult | None = None
+
+
+class RunOperations(ABC):
+    """Carries out the commands of one run. Subclasses say where batches come from."""
+
+    def __init__(self, *, train_engine: TrainEngine, run: RunDirectory) -> None:
+        """Nothing starts before its command."""
+        self._train_engine = train_engine
+        self._run = run
+        self._work: dict[int, BatchWork] = {}
+        self._snapshots: dict[int, Snapshot] = {}
+        self._running: dict[int, Command] = {}
+        self._aborts = LaneThread("fsm-abort")
+        self._methods: dict[CommandKind, Callable[[Command], Input]] = {
+            CommandKind.START_TRAINER: self._start_trainer,
+            CommandKind.START_ENGINE: self.start_engine,
+            CommandKind.LOAD_PROMPTS: self.load_prompts,
+            CommandKind.GENERATE: self.generate,
+            CommandKind.REWARD: self.reward,
+            CommandKind.TRAIN: self._train,
+            CommandKind.EXPORT: self._export,
+            CommandKind.LOAD_WEIGHTS: self.load_weights,
+            CommandKind.SAVE: self._save,
+        }
+
+    @abstractmethod
+    def start_engine(self, command: Command) -> Input:
+        """Make the command's rollout engine ready to load weights."""
+
+    @abstractmethod
+    def load_prompts(self, command: Command) -> Input:
+        """Get the prompts of the command's batch, or say that there are none."""
+
+    @abstractmethod
+    def generate(self, command: Command) -> Input:
+        """Complete the prompts."""
+
+    @abstractmethod
+    def reward(self, command: Command) -> Input:
+        """Score the completions and materialise the train batch."""
+
+    @abstractmethod
+    def load_weights(self, command: Command) -> Input:
+        """Install the command's version in its engine."""
+
+    @abstractmethod
+    def abort(self, command: Command) -> None:
+        """Make a running operation end soon; called on a thread of its own."""
+
+    @abstractmethod
+    def close_source(self) -> None:
+        """Nothing more is wanted from the source of prompts; must not block."""
+
+    def execute(self, command: Command) -> Input:
+        """Do it, blocking; raises on failure."""
+        self._running[command.op] = command
+        try:
+            return self._methods[command.kind](command)
+        finally:
+            del self._running[command.op]
+
+    def notice(self, command: Command) -> None:
+        """Take note, without blocking."""
+        if command.kind is CommandKind.RELEASE_SNAPSHOT:
+            assert command.version is not None
+            self._snapshots.pop(command.version, None)
+            self._train_engine.release(command.version)
+        elif command.kind is CommandKind.CLOSE_SOURCE:
+            self.close_source()
+        else:
+            target = self._running.get(command.target) if command.target is not None else None
+            if target is not None:
+                self._aborts.post(lambda: self.abort(target))
+
+    def batch(self, batch_id: int) -> BatchWork | None:
+        """What is known of an open batch."""
+        return self._work.get(batch_id)
+
+    def on_step(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Forget batches that have ended."""
+        for record in records:
+            ended = record.kind is RecordKind.TRANSITION and record.machine == "batch" and record.dest in _ENDED
+            if ended and record.batch_id is not None:
+                self._work.pop(record.batch_id, None)
+        return ()
+
+    def close(self, timeout_s: float) -> None:
+        """End the engines; one that does not end in time is killed."""
+        self._aborts.close()
+        self._aborts.join(timeout_s)
+        self._train_engine.close()
+
+    def work_of(self, command: Command) -> BatchWork:
+        """The entry of the command's batch, made if there is none."""
+        assert command.batch_id is not None, command
+        return self._work.setdefault(command.batch_id, BatchWork())
+
+    def snapshot_of(self, command: Command) -> Snapshot:
+        """The published weights of the command's version."""
+        assert command.version is not None, command
+        return self._snapshots[command.version]
+
+    def _start_trainer(self, command: Command) -> Input:
+        self._train_engine.start()
+        return Input(InputKind.STARTED)
+
+    def _train(self, command: Command) -> Input:
+        work = self.work_of(command)
+        assert work.train_batch is not None
+        result = self._train_engine.train(work.train_batch.train_sequences)
+        work.result = result
+        return Input(
+            InputKind.TRAINED,
+            train_version=result.train_version,
+            tokens=work.train_batch.token_count,
+            digest=digest(array("d", [result.metrics.get(name, 0.0) for name in ("loss", "grad_norm")])),
+            reason=None if result.stepped else "no_step",
+        )
+
+    def _export(self, command: Command) -> Input:
+        assert command.version is not None
+        self._snapshots[command.version] = self._train_engine.export(command.version)
+        return Input(InputKind.EXPORTED, train_version=command.version)
+
+    def _save(self, command: Command) -> Input:
+        assert command.version is not None
+        path = self._run.checkpoint(command.version)
+        self._train_engine.save(str(path))
+        return Input(InputKind.SAVED, train_version=command.version, message=str(path))
+
+
+def digest(*parts: array[int] | array[float]) -> str:
+    """Fingerprint of numbers, bit for bit, to hold a re-execution against."""
+    fingerprint = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        fingerprint.update(part.tobytes())
+    return fingerprint.hexdigest()

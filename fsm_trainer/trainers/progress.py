@@ -1,0 +1,76 @@
+"""What a display shows of a running trainer: a copy made by the loop thread, read by any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fsm_trainer.core.events import InputKind, Record, RecordKind
+from fsm_trainer.core.scheduler import Status
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One moment of a run."""
+
+    status: Status
+    total_steps: int | None
+    elapsed_s: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers of the newest step."""
+    tokens_per_s: float = 0.0
+    """Prompt and completion tokens trained on a second, since the run was up."""
+    dropped: int = 0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to go at the rate so far, once there is one."""
+        done = self.status.train_version
+        return None if not done or self.total_steps is None else self.elapsed_s / done * (self.total_steps - done)
+
+
+class Display(Protocol):
+    """Shows a run to a person."""
+
+    def start(self, read: Callable[[], Progress]) -> None:
+        """Begin; `read` gives the newest moment, from any thread."""
+
+    def stop(self) -> None:
+        """End, leaving the last moment shown."""
+
+
+class ProgressTracker:
+    """Observer of the event loop that keeps the newest `Progress`."""
+
+    def __init__(
+        self, status: Callable[[], Status], metrics: Callable[[], dict[str, float]], total_steps: int | None
+    ) -> None:
+        """`status` and `metrics` are called on the loop thread."""
+        self._status = status
+        self._metrics = metrics
+        self._total_steps = total_steps
+        self._up_ns = 0
+        self._tokens = 0
+        self._dropped = 0
+        self.newest = Progress(status(), total_steps, 0.0)
+
+    def on_step(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Make a new copy."""
+        for r in records:
+            if r.kind is RecordKind.TRANSITION and r.machine == "run" and r.trigger == "run":
+                self._up_ns = r.t_ns
+            elif r.kind is RecordKind.INPUT and r.trigger == InputKind.TRAINED.value:
+                self._tokens += r.tokens or 0
+            elif r.kind is RecordKind.DROP:
+                self._dropped += 1
+        elapsed_s = (records[0].t_ns - self._up_ns) / 1e9 if self._up_ns else 0.0
+        self.newest = Progress(
+            status=self._status(),
+            total_steps=self._total_steps,
+            elapsed_s=elapsed_s,
+            metrics=self._metrics(),
+            tokens_per_s=self._tokens / elapsed_s if elapsed_s else 0.0,
+            dropped=self._dropped,
+        )
+        return ()

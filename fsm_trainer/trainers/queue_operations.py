@@ -1,0 +1,88 @@
+"""The rollout side of a run whose batches come from producers outside it, through an `AsyncTrainBatchQueue`.
+
+To the scheduler the producers are one rollout engine: taking a batch from the queue is its prompt loading, and what
+it "generates" is there at once, stamped with the version that the producer used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fsm_trainer.core.batch import AsyncTrainBatch
+from fsm_trainer.core.batch_queue import QueueClosed
+from fsm_trainer.core.events import Command, Input, InputKind
+from fsm_trainer.engines.base import Snapshot, TrainEngine
+from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
+from fsm_trainer.trainers.operations import RunOperations
+from fsm_trainer.trainers.run_directory import RunDirectory
+
+OnWeights = Callable[[Snapshot], None]
+"""Told of each newly published version; the snapshot can be read while the call lasts."""
+
+
+class QueueOperations(RunOperations):
+    """Trains on what others put into the queue, until it is closed."""
+
+    def __init__(
+        self,
+        *,
+        queue: AsyncTrainBatchQueue,
+        on_weights: OnWeights | None,
+        train_engine: TrainEngine,
+        run: RunDirectory,
+        timeout_s: float | None,
+    ) -> None:
+        """`timeout_s` is how long the producers may keep the run waiting; None for ever."""
+        super().__init__(train_engine=train_engine, run=run)
+        self._queue = queue
+        self._on_weights = on_weights
+        self._timeout_s = timeout_s
+
+    def start_engine(self, command: Command) -> Input:
+        """The producers start themselves."""
+        return Input(InputKind.STARTED)
+
+    def load_prompts(self, command: Command) -> Input:
+        """Wait for the next batch; a closed and empty queue is the end."""
+        try:
+            batch: object = self._queue.get(timeout_s=self._timeout_s)
+        except QueueClosed:
+            return Input(InputKind.EXHAUSTED)
+        if not isinstance(batch, AsyncTrainBatch) or not batch.train_sequences:
+            raise ValueError(f"the train queue gave {batch!r}, expected an AsyncTrainBatch with at least one sequence")
+        self.work_of(command).train_batch = batch
+        return Input(InputKind.LOADED)
+
+    def generate(self, command: Command) -> Input:
+        """Pass on the producer's stamp."""
+        batch = self._batch_of(command)
+        version = batch.rollout_policy_version
+        return Input(
+            InputKind.GENERATED,
+            rollout_version_first=version,
+            rollout_version_last=version,
+            tokens=sum(sum(s.loss_mask) for s in batch.train_sequences),
+        )
+
+    def reward(self, command: Command) -> Input:
+        """The producer has scored it."""
+        return Input(InputKind.REWARDED, tokens=self._batch_of(command).token_count)
+
+    def load_weights(self, command: Command) -> Input:
+        """Tell the producers."""
+        if self._on_weights is not None:
+            self._on_weights(self.snapshot_of(command))
+        return Input(InputKind.WEIGHTS_LOADED, rollout_version_last=command.version)
+
+    def abort(self, command: Command) -> None:
+        """The one thing that waits here is the queue, and a closed one releases it."""
+        self._queue.close()
+
+    def close_source(self) -> None:
+        """Take nothing more: producers meet QueueClosed."""
+        self._queue.close()
+
+    def _batch_of(self, command: Command) -> AsyncTrainBatch:
+        batch = self.work_of(command).train_batch
+        assert batch is not None, command
+        return batch

@@ -1,0 +1,137 @@
+"""The rollout side of a run that generates by itself: prompts from a dataset, engines in their hosts, rewards."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from typing import Protocol
+
+from fsm_trainer.core.events import Command, CommandKind, Input, InputKind
+from fsm_trainer.data.prompts import PromptBatch
+from fsm_trainer.engines.base import Rollout, RolloutRequest, TrainEngine
+from fsm_trainer.runtime.clock import Clock
+from fsm_trainer.runtime.failures import EngineDied
+from fsm_trainer.runtime.host import EngineHost
+from fsm_trainer.trainers.operations import RunOperations, digest
+from fsm_trainer.trainers.run_directory import RunDirectory
+from fsm_trainer.trainers.samples import write_samples
+from fsm_trainer.trainers.scoring import Scorer
+
+
+class Source(Protocol):
+    """Where prompts come from."""
+
+    def batch(self, batch_id: int) -> PromptBatch | None:
+        """Prompts of a batch; None past the end."""
+
+
+class RolloutOperations(RunOperations):
+    """Generates with rollout engines and scores with the user's reward function."""
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        scorer: Scorer,
+        train_engine: TrainEngine,
+        make_host: Callable[[int], EngineHost],
+        run: RunDirectory,
+        seed: int,
+        clock: Clock,
+        post: Callable[[Input], None],
+        keep_samples: bool,
+        always_steps: bool,
+    ) -> None:
+        """`always_steps`: the loss has a term (entropy) that makes even a batch without advantages a step."""
+        super().__init__(train_engine=train_engine, run=run)
+        self._source = source
+        self._scorer = scorer
+        self._make_host = make_host
+        self._seed = seed
+        self._clock = clock
+        self._post = post
+        self._keep_samples = keep_samples
+        self._always_steps = always_steps
+        self._hosts: dict[int, EngineHost] = {}
+
+    def start_engine(self, command: Command) -> Input:
+        """Start the engine's host, then the engine."""
+        assert command.engine is not None
+        engine = command.engine
+        host = self._hosts[engine] = self._make_host(engine)
+
+        def tell(death: EngineDied) -> None:
+            self._post(Input(InputKind.ENGINE_DIED, engine=engine, message=str(death)))
+
+        host.on_death(tell)
+        host.submit("start").result()
+        return Input(InputKind.STARTED)
+
+    def load_prompts(self, command: Command) -> Input:
+        """Take the batch's prompts from the source."""
+        assert command.batch_id is not None
+        prompts = self._source.batch(command.batch_id)
+        if prompts is None:
+            return Input(InputKind.EXHAUSTED)
+        self.work_of(command).prompts = prompts
+        return Input(InputKind.LOADED)
+
+    def generate(self, command: Command) -> Input:
+        """Let the engine complete the prompts."""
+        work = self.work_of(command)
+        assert work.prompts is not None
+        request = RolloutRequest(work.prompts.batch_id, work.prompts.prompt_tokens, self._seed)
+        begin = time.perf_counter()
+        rollout: Rollout = self._host_of(command).submit("generate", request).result()
+        work.rollout, work.rollout_s = rollout, time.perf_counter() - begin
+        samples = [sample for group in rollout.groups for sample in group]
+        return Input(
+            InputKind.GENERATED,
+            rollout_version_first=rollout.version_first,
+            rollout_version_last=rollout.version_last,
+            tokens=sum(len(sample.tokens) for sample in samples),
+            digest=digest(*(part for s in samples for part in (array("q", s.tokens), array("d", s.logprobs)))),
+        )
+
+    def reward(self, command: Command) -> Input:
+        """Score and materialise; the samples are kept for people."""
+        work = self.work_of(command)
+        assert work.prompts is not None and work.rollout is not None
+        now_s = self._clock.now_ns() / 1e9
+        scored = self._scorer.score(work.prompts, work.rollout, rollout_time_s=work.rollout_s, now_s=now_s)
+        if self._keep_samples:
+            write_samples(self._run.samples, work.prompts, work.rollout, scored.completions, scored.batch)
+        work.train_batch = scored.batch
+        degenerate = scored.degenerate and not self._always_steps
+        return Input(InputKind.REWARDED, tokens=scored.batch.token_count, reason="degenerate" if degenerate else None)
+
+    def load_weights(self, command: Command) -> Input:
+        """Let the engine read the published snapshot."""
+        served: int = self._host_of(command).submit("load_weights", self.snapshot_of(command)).result()
+        return Input(InputKind.WEIGHTS_LOADED, rollout_version_last=served)
+
+    def abort(self, command: Command) -> None:
+        """Ask a generation to end; kill a process that is busy with something it cannot interrupt."""
+        if command.kind is CommandKind.REWARD:
+            self._scorer.abort()
+        host = self._hosts.get(command.engine) if command.engine is not None else None
+        if host is None:
+            return
+        if command.kind is CommandKind.GENERATE:
+            host.submit_urgent("abort")
+        else:
+            host.kill()
+
+    def close_source(self) -> None:
+        """A dataset needs not be told."""
+
+    def close(self, timeout_s: float) -> None:
+        """End every engine, then the trainer's."""
+        for host in self._hosts.values():
+            host.close(timeout_s)
+        super().close(timeout_s)
+
+    def _host_of(self, command: Command) -> EngineHost:
+        assert command.engine is not None, command
+        return self._hosts[command.engine]

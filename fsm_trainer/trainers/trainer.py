@@ -1,0 +1,298 @@
+"""`PolicyOnlyTrainer` and `AsyncPolicyTrainer`: one run from a checked configuration to its exit code.
+
+Both are the same loop over the same helpers; what differs is what the configuration lets the scheduler do. This module
+puts the parts together and takes them apart again, whatever happens in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import structlog
+
+from fsm_trainer.algorithms.registry import get_algorithm
+from fsm_trainer.config import TrainConfig
+from fsm_trainer.config.preflight import Inputs, plan_warnings
+from fsm_trainer.core.config import SchedulerConfig
+from fsm_trainer.core.events import Input
+from fsm_trainer.core.scheduler import Scheduler
+from fsm_trainer.data.datasets import Rows
+from fsm_trainer.data.rewards import RewardFn
+from fsm_trainer.eventlog.schema import log_metadata
+from fsm_trainer.eventlog.writer import EventLogWriter
+from fsm_trainer.runtime.clock import Clock, MonotonicClock
+from fsm_trainer.runtime.failures import EngineDied, EngineError
+from fsm_trainer.runtime.inbox import ThreadInbox
+from fsm_trainer.runtime.lanes import Lanes
+from fsm_trainer.runtime.loop import EventLoop, Observer
+from fsm_trainer.runtime.signals import stop_signals
+from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
+from fsm_trainer.trainers.engines import make_rollout_host, make_train_engine
+from fsm_trainer.trainers.metrics import StepMetrics
+from fsm_trainer.trainers.operations import RunOperations
+from fsm_trainer.trainers.prepare import Prepared, prepare, prepare_for_queue
+from fsm_trainer.trainers.progress import Display, ProgressTracker
+from fsm_trainer.trainers.queue_operations import OnWeights, QueueOperations
+from fsm_trainer.trainers.rollout_operations import RolloutOperations
+from fsm_trainer.trainers.run_directory import RunDirectory
+from fsm_trainer.trainers.scoring import Scorer
+
+EXIT_CODES = {"completed": 0, "failed": 1, "interrupted": 130}
+CLOSE_TIMEOUT_S = 10.0
+"""How long a worker thread or an engine may take to end once the run is over; then it is killed or left behind."""
+
+_log = structlog.get_logger("fsm_train")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    outcome: str
+    """"completed", "failed" or "interrupted"."""
+    exit_code: int
+    message: str
+    """One line: what happened, where, and what is on disk."""
+    run: RunDirectory
+    train_version: int
+    metrics: dict[str, float]
+    """Numbers of the last step."""
+    loop_busy_ns: int
+    """The event loop's own time: deciding, logging and dispatching."""
+    inputs: int
+
+
+class Trainer:
+    """One run. `fit` may be called once."""
+
+    asynchronous: bool
+    """Which algorithms it takes."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        reward_fn: RewardFn | None = None,
+        dataset: Rows | None = None,
+        display: Display | None = None,
+        prepared: Prepared | None = None,
+    ) -> None:
+        """Check everything that can be checked before a run; ValueError names what is wrong.
+
+        `reward_fn` and `dataset` (rows with a `prompt`, as in a file) replace the configuration's paths.
+        """
+        if config.is_async is not self.asynchronous:
+            kind = "an asynchronous" if self.asynchronous else "a synchronous"
+            raise ValueError(f"{type(self).__name__} runs {kind} algorithm, got {config.algo!r}")
+        self._prepared = prepared or prepare(config, reward_fn=reward_fn, dataset=dataset)
+        self.config = self._prepared.config
+        self._display = display
+        self._fitted = False
+
+    def fit(self) -> RunResult:
+        """Train until done, stopped or failed; returns how it ended, with everything closed and on disk."""
+        if self._fitted:
+            raise ValueError("fit was called before; make a new trainer for another run")
+        self._fitted = True
+        if self._prepared.inputs is not None:
+            for warning in plan_warnings(self.config, self._prepared.inputs):
+                _log.warning(warning)
+        run = RunDirectory.create(self.config)
+        self._prepared.place_files()
+        return self._run(run, self._scheduler_config())
+
+    def _scheduler_config(self) -> SchedulerConfig:
+        return self.config.to_scheduler_config(self._inputs.prompts.total_batches)
+
+    @property
+    def _inputs(self) -> Inputs:
+        assert self._prepared.inputs is not None
+        return self._prepared.inputs
+
+    def _run(self, run: RunDirectory, config: SchedulerConfig) -> RunResult:
+        clock = MonotonicClock()
+        inbox = ThreadInbox(clock)
+        scheduler = Scheduler(config)
+        with ExitStack() as stack:
+            metadata = log_metadata(config, self.config.model_dump(mode="json"), code_rev=code_rev())
+            log = EventLogWriter(run.events, metadata=metadata)
+            stack.callback(_quietly, log.close)
+            operations = self._operations(run, clock, inbox.put)
+            stack.callback(_close_operations, operations)
+            lanes = Lanes(operations, inbox.put, clock)
+            stack.callback(_close_lanes, lanes)
+            metrics = StepMetrics(run.metrics, operations.batch)
+            stack.callback(metrics.close)
+            progress = ProgressTracker(scheduler.status, lambda: metrics.last, config.max_steps)
+            stack.enter_context(self._displayed(progress))
+            stack.enter_context(stop_signals(inbox.put))
+            observers: list[Observer] = [metrics, progress, operations]
+            loop = EventLoop(scheduler, log, inbox, lanes.dispatch, clock, observers)
+            outcome = loop.run()
+        return self._result(run, scheduler, loop, outcome, metrics, clock)
+
+    def _operations(self, run: RunDirectory, clock: Clock, post: Callable[[Input], None]) -> RunOperations:
+        config, inputs = self.config, self._inputs
+        return RolloutOperations(
+            source=inputs.prompts,
+            scorer=Scorer(inputs.tokenizer, inputs.reward_fn, get_algorithm(config.algo)),
+            train_engine=make_train_engine(config),
+            make_host=lambda engine: make_rollout_host(config, engine),
+            run=run,
+            seed=config.seed,
+            clock=clock,
+            post=post,
+            keep_samples=config.log_samples != "none",
+            always_steps=config.entropy_coef != 0.0,
+        )
+
+    @contextmanager
+    def _displayed(self, progress: ProgressTracker) -> Iterator[None]:
+        if self._display is None:
+            yield
+            return
+        self._display.start(lambda: progress.newest)
+        try:
+            yield
+        finally:
+            self._display.stop()
+
+    def _result(
+        self, run: RunDirectory, scheduler: Scheduler, loop: EventLoop, outcome: str, metrics: StepMetrics, clock: Clock
+    ) -> RunResult:
+        s = scheduler.state
+        steps = f"{s.train_version} step{'' if s.train_version == 1 else 's'}"
+        kept = f"checkpoint {run.checkpoint(s.saved_version)}" if s.saved_version else "no checkpoint"
+        where = f"{kept}, log {run.events}"
+        if outcome == "completed":
+            reward = f", mean reward {metrics.last['reward_mean']:.3f}" if metrics.last else ""
+            message = f"completed {steps} in {clock.now_ns() / 1e9:.1f} s ({s.drain_reason}){reward}; {where}"
+        elif outcome == "interrupted":
+            message = f"interrupted by {s.drain_reason or 'a stop request'} after {steps}; {where}"
+        else:
+            message = f"failed after {steps}: {loop.error}; {where}"
+        return RunResult(
+            outcome=outcome,
+            exit_code=EXIT_CODES[outcome],
+            message=message,
+            run=run,
+            train_version=s.train_version,
+            metrics=dict(metrics.last),
+            loop_busy_ns=loop.busy_ns,
+            inputs=loop.inputs,
+        )
+
+
+class PolicyOnlyTrainer(Trainer):
+    """The synchronous loop: generate, reward, train, sync, one after the other (`grpo`, `gspo`)."""
+
+    asynchronous = False
+
+
+class AsyncPolicyTrainer(Trainer):
+    """Generation runs ahead of training within the staleness bound (`async-grpo`, `async-gspo`).
+
+    With `queue`, producers outside the run make the batches: it trains on what they put, checks staleness by their
+    stamps, ends when the queue is closed and empty, and calls `on_weights` (on a worker thread) with each version
+    published for them. A run that fails reports its error to the queue, so that every producer meets it.
+    """
+
+    asynchronous = True
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        reward_fn: RewardFn | None = None,
+        dataset: Rows | None = None,
+        queue: AsyncTrainBatchQueue | None = None,
+        on_weights: OnWeights | None = None,
+        display: Display | None = None,
+        prepared: Prepared | None = None,
+    ) -> None:
+        """Check everything that can be checked before a run; ValueError names what is wrong."""
+        if queue is not None and (reward_fn is not None or dataset is not None):
+            raise ValueError(
+                "got a queue and a reward_fn or dataset: batches in a queue are generated and scored already"
+            )
+        if queue is not None:
+            prepared = prepare_for_queue(config)
+        super().__init__(config, reward_fn=reward_fn, dataset=dataset, display=display, prepared=prepared)
+        self._queue = queue
+        self._on_weights = on_weights
+
+    def fit(self) -> RunResult:
+        """Train until done, stopped or failed; returns how it ended, with everything closed and on disk."""
+        if self._queue is None:
+            return super().fit()
+        try:
+            result = super().fit()
+        except BaseException as error:
+            self._queue.report_error(error)
+            raise
+        if result.outcome == "failed":
+            self._queue.report_error(RuntimeError(result.message))
+        self._queue.close()
+        return result
+
+    def _scheduler_config(self) -> SchedulerConfig:
+        if self._queue is None:
+            return super()._scheduler_config()
+        config = self.config.to_scheduler_config()
+        # The queue's own timeout names the producers, so the scheduler's would only say less.
+        deadlines = replace(config.deadlines, queue_s=0.0, load_prompts_s=0.0)
+        return replace(
+            config,
+            admission="greedy",
+            workers=1,
+            engines=1,
+            queue_size=1,
+            prefetch=0,
+            external_rollouts=True,
+            deadlines=deadlines,
+        )
+
+    def _operations(self, run: RunDirectory, clock: Clock, post: Callable[[Input], None]) -> RunOperations:
+        if self._queue is None:
+            return super()._operations(run, clock, post)
+        return QueueOperations(
+            queue=self._queue,
+            on_weights=self._on_weights,
+            train_engine=make_train_engine(self.config),
+            run=run,
+            timeout_s=self.config.async_queue_timeout_s or None,
+        )
+
+
+def _close_lanes(lanes: Lanes) -> None:
+    late = lanes.close(CLOSE_TIMEOUT_S)
+    if late:
+        _log.warning("worker_threads_left_behind", lanes=late, waited_s=CLOSE_TIMEOUT_S)
+
+
+def _close_operations(operations: RunOperations) -> None:
+    """An engine that fails to close does not change how the run ended; it is killed, and said."""
+    try:
+        operations.close(CLOSE_TIMEOUT_S)
+    except (EngineError, EngineDied) as error:
+        _log.warning("engine_close_failed", message=str(error))
+
+
+def _quietly(close: Callable[[], None]) -> None:
+    """A log that failed has failed the run already; its error need not come up again."""
+    try:
+        close()
+    except OSError as error:
+        _log.warning("event_log_close_failed", message=str(error))
+
+
+def code_rev() -> str:
+    """Version of this package, for the log."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("fsm-trainer")
+    except PackageNotFoundError:
+        return ""
