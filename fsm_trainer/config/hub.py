@@ -34,12 +34,13 @@ def settle(timeout_s: float = 5.0) -> None:
     # Hub calls that are made all the same must not wait long.
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "10")
     os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "30")
-    if not is_offline() and not reachable(timeout_s):
+    if is_offline() or not reachable(timeout_s):
         os.environ["HF_HUB_OFFLINE"] = "1"
-        constants = sys.modules.get("huggingface_hub.constants")
-        if constants is not None:
-            # Read once at import, so an import that came before this has to be told.
-            constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+        # Read once at import, so libraries imported before this have to be told.
+        for name in ("huggingface_hub.constants", "datasets.config"):
+            module = sys.modules.get(name)
+            if module is not None:
+                vars(module)["HF_HUB_OFFLINE"] = True
 
 
 def reachable(timeout_s: float) -> bool:
@@ -75,6 +76,6 @@ def find_file(repo: str, filename: str) -> str | None:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return hf_hub_download(repo, filename)
+        return str(hf_hub_download(repo, filename))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError):
         return None

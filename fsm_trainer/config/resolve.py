@@ -36,7 +36,6 @@ def threads_per_process(engines: int) -> int:
 
 def next_free_folder(parent: Path, stem: str) -> str:
     """The first of STEM-0001, STEM-0002, ... after the highest there is."""
-    taken = [
-        int(p.name.removeprefix(f"{stem}-")) for p in parent.glob(f"{stem}-[0-9]*") if p.name[len(stem) + 1 :].isdigit()
-    ]
-    return str(parent / f"{stem}-{max(taken, default=0) + 1:04d}")
+    numbers = [path.name.removeprefix(f"{stem}-") for path in parent.glob(f"{stem}-*")]
+    highest = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    return str(parent / f"{stem}-{highest + 1:04d}")

@@ -131,8 +131,8 @@ class TrainConfig(
         if steps is not None and steps < needed:
             raise ValueError(
                 f"--gradient-accumulation-steps is {steps}, but a batch of {self.rows_per_batch} sequences has "
-                f"{needed} micro-batches of --mini-bs {self.mini_bs} and gives one optimiser step; give at least {needed} or "
-                f"leave it out"
+                f"{needed} micro-batches of --mini-bs {self.mini_bs} and gives one optimiser step; "
+                f"give at least {needed} or leave it out"
             )
 
     def deadlines(self) -> Deadlines:

@@ -22,7 +22,7 @@ def read_config_file(path: str) -> dict[str, Any]:
         raise ConfigError(f"--config {path} holds no mapping, expected lines such as `batch-size: 16`")
     values: dict[str, Any] = {}
     for key_node, value_node in root.value:
-        key, value = str(key_node.value), _construct(value_node)
+        key, value = str(key_node.value), _construct(value_node, path)
         name = _field_name(key, value, path)
         if name in values:
             raise ConfigError(f"{key!r} is set twice in {path}; keep one of the two")
@@ -40,15 +40,24 @@ def _compose(path: str) -> yaml.Node | None:
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path} is not valid YAML: {one_line(error)}") from error
+        raise _invalid(path, error) from error
 
 
-def _construct(node: yaml.Node) -> Any:
+def _invalid(path: str, error: yaml.YAMLError) -> ConfigError:
+    mark = getattr(error, "problem_mark", None)
+    place = f" line {mark.line + 1}" if mark is not None else ""
+    reason = getattr(error, "problem", None) or error
+    return ConfigError(f"--config {path}{place} is not valid YAML: {one_line(reason)}")
+
+
+def _construct(node: yaml.Node, path: str) -> Any:
     loader = yaml.SafeLoader("")
     try:
-        return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return loader.construct_object(node, deep=True)
+    except yaml.YAMLError as error:
+        raise _invalid(path, error) from error
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 def _field_name(key: str, value: Any, path: str) -> str:

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 
 class UserCodeError(ValueError):
@@ -43,7 +43,7 @@ def load_function(spec: str, default_function: str, purpose: str) -> Callable[..
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         has = f"it has {', '.join(functions)}" if functions else "it has no function"
         raise UserCodeError(f"{purpose} file {path} does not define {name}; {has}")
-    return function
+    return cast("Callable[..., Any]", function)
 
 
 def where(error: Exception, path: Path) -> str:

@@ -1,0 +1,216 @@
+"""What cannot run ends in exit code 2 and one line that says what to do, before anything starts."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fsm_trainer.config import hub
+from fsm_trainer.config.errors import ConfigError
+from fsm_trainer.config.preflight import check_machine
+from fsm_trainer.config.train_config import TrainConfig
+
+Refused = Callable[..., str]
+
+
+def test_missing_settings(refused: Refused) -> None:
+    assert refused(ckpt=None) == (
+        "--ckpt is missing; give the model to train, a folder or a hub name, or try --preset quickstart"
+    )
+    assert refused(dataset_path=None) == (
+        "--dataset-path is missing; give the prompts, a .jsonl file, or try --preset quickstart"
+    )
+    assert refused(reward_fn_path=None) == (
+        "--reward-fn-path is missing; give a Python file that defines reward_fn(record), or try --preset quickstart"
+    )
+
+
+def test_wrong_paths(refused: Refused) -> None:
+    assert refused(ckpt="./no/model") == "--ckpt ./no/model does not exist; give a model folder or a hub name"
+    assert refused(dataset_path="no.jsonl") == (
+        "--dataset-path no.jsonl does not exist; give the path of a .jsonl or .json file"
+    )
+    assert refused(dataset_path="no data here") == (
+        "--dataset-path no data here does not exist; give the path of a .jsonl or .json file"
+    )
+    assert refused(reward_fn_path="no.py") == "reward file no.py does not exist; give the path of a Python file"
+    assert refused(dataset_loader_fn="no.py") == (
+        "dataset loader file no.py does not exist; give the path of a Python file"
+    )
+
+
+def test_folder_without_a_model(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert refused(ckpt="empty") == "--ckpt empty has no config.json; give a folder that from_pretrained loads"
+    (tmp_path / "empty" / "config.json").write_text("{")
+    assert refused(ckpt="empty").startswith("--ckpt empty: its config.json cannot be read: ")
+    (tmp_path / "empty" / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "model_type": "qwen3"}))
+    assert refused(ckpt="empty") == (
+        "--ckpt empty has no tokenizer files; save the model's tokenizer into the same folder"
+    )
+    (tmp_path / "empty" / "tokenizer.json").write_text("{")
+    assert refused(ckpt="empty").startswith("--ckpt empty has no tokenizer that loads: ")
+
+
+def test_missing_functions(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text("def score(record):\n    return 1\n")
+    assert refused(reward_fn_path="other.py") == "reward file other.py does not define reward_fn; it has score"
+    assert refused(reward_fn_path="other.py:rate") == "reward file other.py does not define rate; it has score"
+    assert refused(dataset_loader_fn="other.py") == (
+        "dataset loader file other.py does not define load_training_dataset; it has score"
+    )
+
+
+def test_user_code_that_does_not_run(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import json\n1 / 0\n")
+    assert refused(reward_fn_path="broken.py") == (
+        "reward file broken.py does not run: line 2: ZeroDivisionError: division by zero"
+    )
+    (tmp_path / "syntax.py").write_text("x = 1\ndef f(:\n")
+    assert refused(reward_fn_path="syntax.py").startswith("reward file syntax.py does not run: line 2: SyntaxError: ")
+    (tmp_path / "loader.py").write_text(
+        "def load_training_dataset(path, *, default_loader):\n    raise KeyError('x')\n"
+    )
+    assert refused(dataset_loader_fn="loader.py") == (
+        "dataset loader loader.py:load_training_dataset failed: line 2: KeyError: 'x'"
+    )
+
+
+def test_devices_this_machine_lacks(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fsm_trainer.trainers.prepare.count_cuda_devices", lambda config: 0)
+    assert refused(train_devices="0") == (
+        "--train-devices is 0, but this machine has no CUDA device; give --train-devices cpu"
+    )
+    monkeypatch.setattr("fsm_trainer.trainers.prepare.count_cuda_devices", lambda config: 2)
+    assert refused(rollout_devices="1..3") == (
+        "--rollout-devices 1..3 names cuda:2, but this machine has cuda:0 to cuda:1; give one of these"
+    )
+    assert refused(train_devices="gpu") == (
+        "--train-devices is 'gpu', expected cpu, or CUDA numbers such as 0, 0,1 or 0..3"
+    )
+    assert refused(train_devices="1,1") == "--train-devices is '1,1', which names a device twice; name each once"
+
+
+def test_seed_command_is_refused_for_its_devices(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fsm_trainer.cli.train import main
+
+    monkeypatch.setattr("fsm_trainer.trainers.prepare.count_cuda_devices", lambda config: 0)
+    argv = (
+        "--algo async-grpo --ckpt Qwen/Qwen3-0.6B --dataset-path gsm8k:main --reward-fn-path r.py --train-devices 0,1"
+    )
+    assert main(argv.split()) == 2
+    assert capsys.readouterr().err == (
+        "fsm-train: error: --train-devices is 0,1, but this machine has no CUDA device; give --train-devices cpu\n"
+    )
+
+
+def test_more_than_one_training_device(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fsm_trainer.trainers.prepare.count_cuda_devices", lambda config: 4)
+    assert refused(tp_size="2") == (
+        "--tp-size is 2, but the hf train engine of this version trains on one device; give --tp-size 1"
+    )
+    assert refused(train_devices="0,1") == (
+        "--train-devices 0,1 names 2 devices, but the hf train engine of this version trains on one device; give one"
+    )
+    assert refused(rollout_devices="0,1", rollout_tp_size="2") == (
+        "--rollout-tp-size is 2, but the hf rollout engine generates on one device; give --rollout-tp-size 1"
+    )
+
+
+def test_vllm_is_named_as_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(ckpt="m", dataset_path="d", reward_fn_path="r", rollout_engine="vllm")
+    present = {"fsm_trainer.engines.vllm": False, "vllm": False}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if present[name] else None)
+    with pytest.raises(ConfigError, match="^--rollout-engine vllm is not yet available in this version; "):
+        check_machine(config, 0)
+    present["fsm_trainer.engines.vllm"] = True
+    with pytest.raises(ConfigError, match=r"needs the extra of that name: pip install 'fsm-trainer\[vllm\]'$"):
+        check_machine(config, 0)
+    present["vllm"] = True
+    check_machine(config, 0)
+
+
+def test_output_folder_is_never_overwritten(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "events.arrows").write_text("")
+    assert refused(output_dir="used") == (
+        "--output-dir used exists and is not empty, and a run is never overwritten; give a new folder"
+    )
+    assert refused(save_path="used").startswith("--save-path used exists and is not empty")
+    assert refused(output_dir="data.jsonl") == "--output-dir data.jsonl is a file; give a folder that is new or empty"
+    assert [p.name for p in (tmp_path / "used").iterdir()] == ["events.arrows"]
+
+
+def test_model_too_small_for_the_lengths(refused: Refused) -> None:
+    assert refused(max_new_tokens="250") == (
+        "--max-prompt-tokens 8 and --max-new-tokens 250 make 258, but the model takes 256 positions; lower one of them"
+    )
+
+
+def test_dataset_too_small_or_broken(refused: Refused, tmp_path: Path) -> None:
+    assert refused(batch_size="11") == (
+        "--batch-size is 11 but the dataset has 10 rows, so an epoch would have no whole batch; give at most 10"
+    )
+    (tmp_path / "none.jsonl").write_text("\n")
+    assert refused(dataset_path="none.jsonl") == (
+        "dataset none.jsonl has no rows; give one with at least one batch of prompts"
+    )
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "1="}\n{"prompt": \n')
+    assert refused(dataset_path="bad.jsonl") == (
+        "dataset bad.jsonl line 2 is not valid JSON: Expecting value (column 12)"
+    )
+    (tmp_path / "text.jsonl").write_text('{"question": "1="}\n')
+    assert refused(dataset_path="text.jsonl") == (
+        "dataset text.jsonl row 0 has no `prompt` column, only question; rename the column or give --dataset-loader-fn"
+    )
+
+
+def test_overlong_prompt(refused: Refused) -> None:
+    assert refused(max_prompt_tokens="4") == (
+        "the prompt of dataset row 0 has 5 tokens but --max-prompt-tokens is 4; raise it or shorten the prompt"
+    )
+
+
+def test_hub_name_without_a_hub(refused: Refused) -> None:
+    assert refused(ckpt="nobody/no-such-model") == (
+        "--ckpt nobody/no-such-model is no folder here, is not in the local hub cache, and the hub is offline or "
+        "cannot be reached; give a model folder, or fetch it once where there is a network"
+    )
+    assert refused(dataset_path="no-such-dataset:main").startswith(
+        "dataset 'no-such-dataset:main' is no file here and the hub or its cache gave none: "
+    )
+    assert refused(dataset_path="a:b:c:d") == (
+        "dataset 'a:b:c:d' is no file and no hub name, expected NAME[:CONFIG[:SPLIT]]"
+    )
+
+
+def test_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert not hub.reachable(0.1)
+        hub.settle(0.1)
+    assert hub.is_offline()
+
+
+def test_hub_that_refuses_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    import http.server
+    import threading
+
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)  # answers 501 to all
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    thread = threading.Thread(target=server.handle_request)
+    thread.start()
+    with server:
+        assert hub.reachable(30.0)
+        thread.join()
+    assert not hub.is_offline()

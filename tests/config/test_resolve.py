@@ -1,0 +1,58 @@
+"""What the machine decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsm_trainer.config import TrainConfig
+from fsm_trainer.config.resolve import next_free_folder, resolve
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+
+
+def test_machine_without_cuda() -> None:
+    config = resolve(TrainConfig(), 0)
+    assert (config.train_devices, config.rollout_devices) == ("cpu", "cpu")
+    assert (config.output_dir, config.save_path) == ("runs/async-grpo-0001", "runs/async-grpo-0001/checkpoints")
+    assert (config.threads, config.async_rollout_workers, config.rollout_tp_size) == (4, 1, 1)
+    assert config.rollout_groups == (("cpu",),)
+
+
+def test_machine_with_cuda() -> None:
+    config = resolve(TrainConfig(), 2)
+    assert (config.train_devices, config.rollout_devices) == ("cuda:0", "cuda:0")
+
+
+def test_rollout_devices_make_engines_and_workers() -> None:
+    config = resolve(TrainConfig(train_devices="0", rollout_devices="1..3"), 4)
+    assert config.rollout_devices == "cuda:1,cuda:2,cuda:3"
+    assert (config.async_rollout_workers, config.threads) == (3, 2)
+    assert config.rollout_groups == (("cuda:1",), ("cuda:2",), ("cuda:3",))
+
+
+def test_given_values_stay() -> None:
+    given = TrainConfig(threads=3, output_dir="here", save_path="there", train_devices="cpu")
+    config = resolve(given, 8)
+    assert (config.threads, config.output_dir, config.save_path) == (3, "here", "there")
+    assert (config.train_devices, config.rollout_devices) == ("cpu", "cpu")
+
+
+def test_resolved_configuration_survives_its_json() -> None:
+    for given in (TrainConfig(), TrainConfig(algo="grpo"), TrainConfig(rollout_devices="0,1")):
+        config = resolve(given, 2)
+        assert TrainConfig.from_json(config.to_json()) == config
+        assert resolve(config, 2) == config
+
+
+def test_next_free_folder_follows_the_highest() -> None:
+    assert next_free_folder(Path("runs"), "grpo") == "runs/grpo-0001"
+    for name in ("grpo-0001", "grpo-0012", "grpo-old", "async-grpo-0099"):
+        (Path("runs") / name).mkdir(parents=True)
+    assert next_free_folder(Path("runs"), "grpo") == "runs/grpo-0013"
+    assert next_free_folder(Path("runs"), "async-grpo") == "runs/async-grpo-0100"
