@@ -46,10 +46,12 @@ def encode_batch(batch: pa.RecordBatch, first_seq: int) -> bytes:
     """The message of a record batch, with `first_seq`, `rows` and `crc32` in its custom metadata."""
     sink = pa.BufferOutputStream()
     metadata = {"first_seq": str(first_seq), "rows": str(batch.num_rows), "crc32": _ZERO_CRC.decode()}
-    with pa.ipc.new_stream(sink, batch.schema.remove_metadata()) as writer:
-        schema_size = batch.schema.remove_metadata().serialize().size
-        writer.write_batch(batch.replace_schema_metadata(None), custom_metadata=metadata)
-    data = bytearray(memoryview(sink.getvalue())[schema_size : -len(END_OF_STREAM)])
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch, custom_metadata=metadata)
+    stream = memoryview(sink.getvalue())
+    # The schema's message stands first; it has no body, so its prefix says where it ends.
+    schema_end = _PREFIX.size + _PREFIX.unpack_from(stream)[1]
+    data = bytearray(stream[schema_end : -len(END_OF_STREAM)])
     at = data.index(_ZERO_CRC)
     data[at : at + len(_ZERO_CRC)] = b"0x%08x" % zlib.crc32(data)
     return bytes(data)

@@ -62,13 +62,12 @@ def test_cut_at_every_byte(whole: bytes, tmp_path: Path, few: list[Record]) -> N
     assert seen == {0, 4, 7}
 
 
-@pytest.mark.parametrize("mask", [0xFF, 0x01])
-def test_flip_of_every_byte(whole: bytes, tmp_path: Path, few: list[Record], mask: int) -> None:
+def test_flip_of_every_byte(whole: bytes, tmp_path: Path, few: list[Record]) -> None:
     path = tmp_path / "log"
     unreadable: list[int] = []
     for at in range(len(whole)):
         data = bytearray(whole)
-        data[at] ^= mask
+        data[at] ^= 1 << at % 8
         path.write_bytes(data)
         try:
             log = read_log(path)
