@@ -84,6 +84,23 @@ def read_frame(buffer: pa.Buffer, start: int) -> Frame | None:
     return Frame(message, start, start + source.tell())
 
 
+def good_frame_follows(buffer: pa.Buffer, start: int) -> bool:
+    """Whether a whole, good message lies anywhere after `start`: then what is wrong at `start` is no cut."""
+    data = buffer.to_pybytes()
+    mark = END_OF_STREAM[:4]
+    at = data.find(mark, start + 1)
+    while at >= 0:
+        try:
+            frame = read_frame(buffer, at)
+            if frame is not None:
+                check_frame(buffer, frame)
+                return True
+        except FrameError:
+            pass
+        at = data.find(mark, at + 1)
+    return False
+
+
 def check_frame(buffer: pa.Buffer, frame: Frame) -> None:
     """Raise FrameError unless the message's bytes are those that were written."""
     data = bytearray(memoryview(buffer)[frame.start : frame.end])

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from fsm_trainer.core.events import Record, RecordKind
-from fsm_trainer.eventlog.frame import FrameError, check_frame, read_frame
+from fsm_trainer.eventlog.frame import FrameError, check_frame, good_frame_follows, read_frame
 from fsm_trainer.eventlog.schema import (
     CONFIG_KEY,
     CRC_KEY,
@@ -184,7 +184,8 @@ def _read_batches(
             rows += batch.num_rows
             end = frame.end
     except FrameError as error:
-        return batches, end, error
+        torn = error.torn and not good_frame_follows(buffer, end)
+        return batches, end, FrameError(str(error), torn=torn)
     return _after_end(buffer, batches, end)
 
 

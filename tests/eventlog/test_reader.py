@@ -95,6 +95,17 @@ def test_zeroed_stretch_is_damage(whole: bytes, tmp_path: Path) -> None:
     assert "checksum" in log.problem
 
 
+def test_a_wrong_length_in_the_middle_is_damage_and_not_a_cut(whole: bytes, tmp_path: Path) -> None:
+    data = bytearray(whole)
+    data[SCHEMA_END + 6] ^= 0x10  # the length of the first batch's metadata, now beyond the end of the file
+    path = tmp_path / "log"
+    path.write_bytes(data)
+    log = read_log(path)
+    assert (log.table.num_rows, log.damaged, log.complete) == (0, True, False)
+    assert log.problem is not None
+    assert "ends inside" in log.problem
+
+
 def test_checksum_is_that_of_another_implementation(whole: bytes) -> None:
     """Recomputed bit by bit from the polynomial, over the message with its digits zeroed."""
     with pa.ipc.open_stream(whole) as stream:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -218,6 +221,24 @@ def test_a_row_of_a_wrong_type_is_an_error_not_a_dead_flusher(tmp_path: Path) ->
         writer.flush()
     with pytest.raises(EventLogError, match="seven"):
         writer.close()
+
+
+def test_a_killed_process_leaves_what_it_flushed(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from fsm_trainer.core.events import Record, RecordKind\n"
+        "from fsm_trainer.eventlog.writer import EventLogWriter\n"
+        "writer = EventLogWriter(sys.argv[1], metadata={}, flush_interval_s=3600)\n"
+        "for seq in range(7):\n"
+        "    writer.append(Record(seq, seq, RecordKind.METRIC))\n"
+        "    if seq == 4:\n"
+        "        writer.flush()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "log")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    log = read_log(tmp_path / "log")
+    assert (log.table.num_rows, log.state, log.problem) == (5, "crashed", None)
 
 
 def test_nothing_after_close_and_no_thread_left(tmp_path: Path, make_rows: RowMaker) -> None:
