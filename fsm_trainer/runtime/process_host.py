@@ -175,9 +175,8 @@ class ProcessHost:
         watched: list[Any] = [connection] if exit_fd is None else [connection, exit_fd]
         with suppress(EOFError, OSError):
             while True:
-                ready = wait(watched)
-                # The child's exit does not close the pipe if a grandchild has it too; read what is left, then go.
-                if connection not in ready and not connection.poll(0):
+                # The child's exit does not close the pipe if a grandchild has it too; what is left is read first.
+                if connection not in wait(watched):
                     break
                 self._deliver(connection.recv_bytes())
         if exit_fd is not None:

@@ -240,12 +240,11 @@ def test_what_cannot_be_pickled_is_refused_or_fails_its_call(start: Callable[...
 
 
 SCRIPT = """
-import os, re, signal, sys
+import os, signal, sys
 from functools import partial
 from types import SimpleNamespace
 from fsm_trainer.runtime.host import ProcessHost
-spin = partial(re.match, "(a+)+$", "a" * 64 + "b")  # for ever, and never lets another thread of the child run
-host = ProcessHost(partial(SimpleNamespace, spin=spin, say=partial(print, flush=True), pid=os.getpid), "engine-0")
+host = ProcessHost(partial(SimpleNamespace, run=exec, pid=os.getpid), "engine-0")
 print(host.submit("pid").result(), flush=True)
 """
 
@@ -267,9 +266,13 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("busy", ["", "host.submit('spin')\n"], ids=["idle", "busy"])
-def test_the_engine_dies_with_a_killed_controller(tmp_path: Path, busy: str) -> None:
-    process = script(tmp_path, f"host.submit('say', 'ready')\n{busy}host.submit('say')\nsys.stdin.read()")
+# For ever, and no other thread of the child gets to run meanwhile.
+SPIN = "import re; print('ready', flush=True); re.match('(a+)+$', 'a' * 64 + 'b')"
+
+
+@pytest.mark.parametrize("work", ["print('ready', flush=True)", SPIN], ids=["idle", "busy"])
+def test_the_engine_dies_with_a_killed_controller(tmp_path: Path, work: str) -> None:
+    process = script(tmp_path, f"host.submit('run', {work!r})\nsys.stdin.read()")
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     assert process.stdout.readline() == "ready\n"
@@ -280,7 +283,7 @@ def test_the_engine_dies_with_a_killed_controller(tmp_path: Path, busy: str) -> 
 
 
 def test_a_controller_that_just_ends_takes_the_engine_with_it(tmp_path: Path) -> None:
-    process = script(tmp_path, "host.submit('spin')\nsys.exit(4)")
+    process = script(tmp_path, f"host.submit('run', {SPIN!r})\nsys.exit(4)")
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 4
 

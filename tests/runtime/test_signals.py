@@ -1,3 +1,4 @@
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -6,6 +7,8 @@ from typing import Any
 import pytest
 
 from fsm_trainer.core.events import Input, InputKind
+from fsm_trainer.runtime.clock import MonotonicClock
+from fsm_trainer.runtime.inbox import ThreadInbox
 from fsm_trainer.runtime.signals import stop_signals
 
 
@@ -58,3 +61,14 @@ def test_outside_the_main_thread_nothing_is_installed(handlers: dict[int, Any]) 
     thread.start()
     thread.join()
     assert seen == [handlers[signal.SIGINT]]
+
+
+def test_a_signal_wakes_a_loop_that_waits_for_its_inbox() -> None:
+    inbox = ThreadInbox(MonotonicClock())
+    with stop_signals(inbox.put):
+        sender = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM))
+        sender.start()
+        event = inbox.get(None)
+        sender.join()
+    assert event is not None
+    assert event.reason == "sigterm"
