@@ -71,7 +71,8 @@ def _check_devices(name: str, text: str, cuda_devices: int) -> None:
             if not cuda_devices:
                 raise ConfigError(f"{name} is {text}, but this machine has no CUDA device; give {name} cpu")
             raise ConfigError(
-                f"{name} {text} names {device}, but this machine has cuda:0 to cuda:{cuda_devices - 1}; give one of these"
+                f"{name} {text} names {device}, but this machine has cuda:0 to cuda:{cuda_devices - 1}; "
+                f"give one of these"
             )
 
 
