@@ -39,6 +39,7 @@ def fail(rec: Recorder, message: str) -> None:
 def stop_run(rec: Recorder, reason: str, *, abort: bool) -> None:
     """Start nothing new; cancel what waits, await (or abort) what is in flight."""
     s = rec.state
+    s.drain_reason = s.drain_reason or reason
     rec.fire(s.run, "stop", reason=reason)
     s.stop_deadline_ns = _after(rec, s.config.deadlines.shutdown_s)
     _close_source(rec)

@@ -62,6 +62,7 @@ class EventLogWriter:
         self._error: Exception | None = None
         self._closed = False
         self._flusher_idle = False
+        self._sync_wanted = False
         self._lock = threading.Lock()
         """Guards the fields above."""
         self._changed = threading.Condition(self._lock)
@@ -99,11 +100,14 @@ class EventLogWriter:
         self._raise_error()
 
     def sync(self) -> None:
-        """Flush, and wait until the storage has it: after it, a power cut loses nothing."""
+        """Flush, and have the flusher bring it to the storage at once, against a power cut.
+
+        The caller does not wait for the storage: that takes milliseconds, in which the loop would decide nothing.
+        """
         self.flush()
-        with self._file_lock, self._keeping_error():
-            _datasync(self._fd)
-        self._raise_error()
+        with self._lock:
+            self._sync_wanted = True
+            self._changed.notify()
 
     def close(self) -> None:
         """Flush, end the stream, wait for the storage, and stop the flusher. Closing again does nothing."""
@@ -147,16 +151,21 @@ class EventLogWriter:
         while True:
             with self._changed:
                 self._flusher_idle = not self._rows
-                self._changed.wait_for(lambda: self._rows or self._closed)
+                self._changed.wait_for(lambda: self._rows or self._sync_wanted or self._closed)
                 self._flusher_idle = False
                 self._changed.wait_for(self._is_due, timeout=self._flush_interval_s)
                 if self._closed:
                     return
+                sync, self._sync_wanted = self._sync_wanted, False
             with self._file_lock:
                 self._write_rows()
+            if sync:
+                # Without the file lock, or the loop thread would wait for the storage after all.
+                with self._keeping_error():
+                    _datasync(self._fd)
 
     def _is_due(self) -> bool:
-        return self._closed or len(self._rows) >= self._max_rows
+        return self._closed or self._sync_wanted or len(self._rows) >= self._max_rows
 
     def _write_rows(self) -> None:
         with self._lock:

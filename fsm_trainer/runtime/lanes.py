@@ -62,10 +62,13 @@ class Lanes:
         self._post = post
         self._clock = clock
         self._lanes: dict[str, LaneThread] = {}
+        self._aborted: set[int] = set()
 
     def dispatch(self, command: Command) -> None:
         """Hand a command to its lane; called by the loop thread only. A notice is delivered at once."""
         if command.kind in NOTICES:
+            if command.target is not None:
+                self._aborted.add(command.target)
             self._notify(command)
             return
         name = lane_of(command)
@@ -97,16 +100,16 @@ class Lanes:
             done = _checked(command, self._operations.execute(command))
         except BaseException as error:
             # SystemExit too: user code on a worker thread must fail the run, not vanish with the thread.
-            done = failed(command, error)
+            done = failed(command, error, expected=command.op in self._aborted)
         finished_ns = self._clock.now_ns()
         self._post(replace(done, op=command.op, posted_ns=posted_ns, started_ns=started_ns, finished_ns=finished_ns))
 
 
-def failed(command: Command, error: BaseException) -> Input:
-    """The input for a command that raised; the traceback goes to people's log."""
+def failed(command: Command, error: BaseException, *, expected: bool = False) -> Input:
+    """The input for a command that raised; the traceback goes to people's log, quietly if it was aborted."""
     failure = describe(error)
-    _log.error(
-        "operation_failed",
+    (_log.debug if expected else _log.error)(
+        "operation_aborted" if expected else "operation_failed",
         command=command.kind.value,
         worker=command.worker,
         engine=command.engine,

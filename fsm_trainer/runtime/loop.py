@@ -63,7 +63,7 @@ class Sink(Protocol):
         """After it, a kill of the process loses no row."""
 
     def sync(self) -> None:
-        """After it, a power cut loses no row."""
+        """After it, a kill of the process loses no row, and soon a power cut does not either."""
 
 
 class Observer(Protocol):
