@@ -7,6 +7,7 @@ dictionary by batch id; a batch's entry goes when the batch has ended.
 from __future__ import annotations
 
 import hashlib
+import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
@@ -44,6 +45,8 @@ class RunOperations(ABC):
         self._work: dict[int, BatchWork] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._running: dict[int, Command] = {}
+        self._ended = threading.Condition()
+        """Notified when an operation has ended."""
         self._aborts = LaneThread("fsm-abort")
         self._methods: dict[CommandKind, Callable[[Command], Input]] = {
             CommandKind.START_TRAINER: self._start_trainer,
@@ -91,7 +94,14 @@ class RunOperations(ABC):
         try:
             return self._methods[command.kind](command)
         finally:
-            del self._running[command.op]
+            with self._ended:
+                del self._running[command.op]
+                self._ended.notify_all()
+
+    def ends_within(self, command: Command, timeout_s: float) -> bool:
+        """Wait for a running operation's end; whether it came in time."""
+        with self._ended:
+            return self._ended.wait_for(lambda: command.op not in self._running, timeout_s)
 
     def notice(self, command: Command) -> None:
         """Take note, without blocking."""

@@ -11,12 +11,15 @@ from fsm_trainer.core.events import Command, CommandKind, Input, InputKind
 from fsm_trainer.data.prompts import PromptBatch
 from fsm_trainer.engines.base import Rollout, RolloutRequest, TrainEngine
 from fsm_trainer.runtime.clock import Clock
-from fsm_trainer.runtime.failures import EngineDied
+from fsm_trainer.runtime.failures import EngineDied, EngineError
 from fsm_trainer.runtime.host import EngineHost
 from fsm_trainer.trainers.operations import RunOperations, digest
 from fsm_trainer.trainers.run_directory import RunDirectory
 from fsm_trainer.trainers.samples import write_samples
 from fsm_trainer.trainers.scoring import Scorer
+
+ABORT_GRACE_S = 2.0
+"""How long an engine may take to end an aborted generation by itself before its host is killed."""
 
 
 class Source(Protocol):
@@ -112,7 +115,7 @@ class RolloutOperations(RunOperations):
         return Input(InputKind.WEIGHTS_LOADED, rollout_version_last=served)
 
     def abort(self, command: Command) -> None:
-        """Ask a generation to end; kill a process that is busy with something it cannot interrupt."""
+        """Ask a generation to end; kill the host of one that does not, or of what cannot be interrupted."""
         if command.kind is CommandKind.REWARD:
             self._scorer.abort()
         host = self._hosts.get(command.engine) if command.engine is not None else None
@@ -120,17 +123,24 @@ class RolloutOperations(RunOperations):
             return
         if command.kind is CommandKind.GENERATE:
             host.submit_urgent("abort")
-        else:
-            host.kill()
+            if self.ends_within(command, ABORT_GRACE_S):
+                return
+        host.kill()
 
     def close_source(self) -> None:
         """A dataset needs not be told."""
 
     def close(self, timeout_s: float) -> None:
-        """End every engine, then the trainer's."""
+        """End every engine, then the trainer's; the first that failed to is raised once all are ended."""
+        errors: list[RuntimeError] = []
         for host in self._hosts.values():
-            host.close(timeout_s)
+            try:
+                host.close(timeout_s)
+            except (EngineError, EngineDied) as error:
+                errors.append(error)
         super().close(timeout_s)
+        if errors:
+            raise errors[0]
 
     def _host_of(self, command: Command) -> EngineHost:
         assert command.engine is not None, command
