@@ -7,9 +7,12 @@ from pathlib import Path
 
 from fsm_trainer.config.train_config import TrainConfig
 
+_PATHS = ("ckpt", "dataset_path", "dataset_loader_fn", "reward_fn_path", "output_dir", "save_path")
+
 
 def resolve(config: TrainConfig, cuda_devices: int) -> TrainConfig:
     """The configuration with every default that depends on this machine or on another setting filled in."""
+    config = config.model_copy(update=_expanded(config))
     train = config.train_devices or ("cuda:0" if cuda_devices else "cpu")
     output = config.output_dir or next_free_folder(Path("runs"), config.preset or config.algo)
     found: dict[str, object] = {
@@ -27,6 +30,12 @@ def resolve(config: TrainConfig, cuda_devices: int) -> TrainConfig:
     if config.is_async:
         more["async_rollout_workers"] = config.workers
     return filled.model_copy(update=more)
+
+
+def _expanded(config: TrainConfig) -> dict[str, object]:
+    """Paths that begin with ~, which the shell leaves alone in `--flag=~/x` and in files."""
+    values = {name: getattr(config, name) for name in _PATHS}
+    return {name: os.path.expanduser(value) for name, value in values.items() if value and value.startswith("~")}
 
 
 def threads_per_process(engines: int) -> int:

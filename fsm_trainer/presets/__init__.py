@@ -17,6 +17,13 @@ def preset_settings(name: str | None) -> dict[str, Any]:
     return dict(module.SETTINGS) if module else {}
 
 
+def preset_config(name: str, **changes: Any) -> TrainConfig:
+    """The configuration of a preset with `changes`, for runs started from Python."""
+    if name not in _PRESETS:
+        raise ValueError(f"preset is {name!r}, expected one of {', '.join(_PRESETS)}")
+    return TrainConfig.build({**preset_settings(name), "preset": name, **changes})
+
+
 def prepare_preset(config: TrainConfig, folder: Path, provided: frozenset[str] = frozenset()) -> TrainConfig:
     """Write what the preset of `config` needs into `folder`, except what the user gave as a path or an object."""
     if config.preset is None:

@@ -29,6 +29,21 @@ def test_missing_settings(refused: Refused) -> None:
     )
 
 
+def test_impossible_settings(refused: Refused) -> None:
+    assert refused("--async-queue-size", "0") == "--async-queue-size is 0, expected at least 1"
+    assert refused("--async-max-staleness", "-1") == "--async-max-staleness is -1, expected at least 0"
+    assert refused(n_samples="1") == (
+        "--n-samples is 1, expected at least 2: --algo async-grpo takes its baseline over the completions of one prompt"
+    )
+    assert refused("--async-admission", "lockstep", "--async-sync-interval-steps", "3") == (
+        "--async-admission lockstep with --async-sync-interval-steps 3 needs --async-max-staleness of at least 2, got 1"
+    )
+    assert refused("--async-queue-size", "2", algo="grpo") == (
+        "--async-queue-size has no meaning with the synchronous --algo grpo; leave it out or give --algo async-grpo"
+    )
+    assert refused(rollout_engine="vllm").startswith("--rollout-engine vllm ")
+
+
 def test_wrong_paths(refused: Refused) -> None:
     assert refused(ckpt="./no/model") == "--ckpt ./no/model does not exist; give a model folder or a hub name"
     assert refused(dataset_path="no.jsonl") == (
@@ -191,13 +206,20 @@ def test_hub_name_without_a_hub(refused: Refused) -> None:
 
 
 def test_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets.config
+    import huggingface_hub.constants
+
     monkeypatch.delenv("HF_HUB_OFFLINE")
+    for imported_before in (datasets.config, huggingface_hub.constants):
+        monkeypatch.setattr(imported_before, "HF_HUB_OFFLINE", False)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         assert not hub.reachable(0.1)
         hub.settle(0.1)
     assert hub.is_offline()
+    assert datasets.config.HF_HUB_OFFLINE
+    assert huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 def test_hub_that_refuses_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,13 @@ def test_given_values_stay() -> None:
     assert (config.train_devices, config.rollout_devices) == ("cpu", "cpu")
 
 
+def test_home_folder_in_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config = resolve(TrainConfig(ckpt="~/m", dataset_path="d~", reward_fn_path="~/r.py:f", output_dir="~/o"), 0)
+    assert (config.ckpt, config.dataset_path, config.reward_fn_path) == ("/home/me/m", "d~", "/home/me/r.py:f")
+    assert (config.output_dir, config.save_path) == ("/home/me/o", "/home/me/o/checkpoints")
+
+
 def test_resolved_configuration_survives_its_json() -> None:
     for given in (TrainConfig(), TrainConfig(algo="grpo"), TrainConfig(rollout_devices="0,1")):
         config = resolve(given, 2)

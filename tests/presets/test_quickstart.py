@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from fsm_trainer.cli.flags import parse
 from fsm_trainer.config import TrainConfig
-from fsm_trainer.presets import prepare_preset, preset_settings
+from fsm_trainer.presets import prepare_preset, preset_config, preset_settings
 from fsm_trainer.presets.quickstart import ROWS, copy_rows
 
 
@@ -17,6 +20,13 @@ def test_settings_are_the_measured_recipe() -> None:
     assert (config.adam_beta1, config.adam_beta2, config.grad_clip_norm) == (0.9, 0.95, 1.0)
     assert (config.grpo_clip_eps, config.entropy_coef, config.temperature) == (0.2, 0.01, 1.0)
     assert config.mini_bs == config.rows_per_batch
+
+
+def test_from_python_as_from_the_command_line() -> None:
+    argv = ["--preset", "quickstart", "--seed", "3", "--lr", "0.001"]
+    assert preset_config("quickstart", seed=3, lr=0.001) == parse(argv).config
+    with pytest.raises(ValueError, match="^preset is 'slow', expected one of quickstart$"):
+        preset_config("slow")
 
 
 def test_data_is_fixed_by_the_seed() -> None:
