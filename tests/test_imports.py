@@ -23,7 +23,8 @@ ROOMS: dict[str, set[str]] = {
     "presets": {"config", "engines.tiny"},
     "replay": {"core", "eventlog"},
     "analysis": {"eventlog"},
-    "testing": {"core", "runtime", "engines"},
+    "simulate": {"core", "eventlog", "runtime", "engines.fake_behaviour"},
+    "testing": {"core", "runtime", "engines", "simulate"},
     "trainers": {
         "core",
         "eventlog",
@@ -36,7 +37,19 @@ ROOMS: dict[str, set[str]] = {
         "replay",
         "analysis",
     },
-    "cli": {"core", "eventlog", "config", "data", "presets", "replay", "analysis", "trainers", "runtime", "engines"},
+    "cli": {
+        "core",
+        "eventlog",
+        "config",
+        "data",
+        "presets",
+        "replay",
+        "analysis",
+        "trainers",
+        "runtime",
+        "engines",
+        "simulate",
+    },
 }
 """Room -> what of ours it may import besides itself, as a whole room or one module."""
 
@@ -51,7 +64,8 @@ LIBRARIES: dict[str, set[str]] = {
     "presets": {"transformers"},
     "replay": {"pyarrow"},
     "analysis": {"pandas", "pyarrow", "numpy"},
-    "testing": set(),
+    "simulate": {"pandas", "pyarrow"},
+    "testing": {"numpy"},
 }
 """Room -> libraries it may import; a room not listed may import any."""
 

@@ -17,8 +17,8 @@ from fsm_trainer.engines.fake import (
     Uniform,
 )
 from fsm_trainer.runtime.clock import VirtualClock
-from fsm_trainer.testing.sink import MemorySink
-from fsm_trainer.testing.virtual import Starved, VirtualResult, VirtualRun, VirtualWorld
+from fsm_trainer.simulate.sink import MemorySink
+from fsm_trainer.simulate.virtual import Starved, VirtualResult, VirtualRun, VirtualWorld
 
 __all__ = [
     "Effect",

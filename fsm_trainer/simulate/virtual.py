@@ -17,7 +17,7 @@ from fsm_trainer.engines.fake_behaviour import FakeBehaviour
 from fsm_trainer.runtime.clock import VirtualClock
 from fsm_trainer.runtime.lanes import lane_of
 from fsm_trainer.runtime.loop import EventLoop, Observer, Sink
-from fsm_trainer.testing.sink import MemorySink
+from fsm_trainer.simulate.sink import MemorySink
 
 SECOND_NS = 1_000_000_000
 
