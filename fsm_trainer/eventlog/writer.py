@@ -100,12 +100,13 @@ class EventLogWriter:
         self._raise_error()
 
     def sync(self) -> None:
-        """Flush, and have the flusher bring it to the storage at once, against a power cut.
+        """Have the flusher write what there is and bring it to the storage at once, against a power cut.
 
-        The caller does not wait for the storage: that takes milliseconds, in which the loop would decide nothing.
+        The caller does not wait: that takes milliseconds, in which the loop would decide nothing.
         """
-        self.flush()
         with self._lock:
+            if self._closed or self._error is not None:
+                self._refuse()
             self._sync_wanted = True
             self._changed.notify()
 

@@ -19,8 +19,8 @@ from fsm_trainer.runtime.clock import Clock
 from fsm_trainer.runtime.failures import describe
 from fsm_trainer.runtime.inbox import Inbox
 
-_IRREVOCABLE = frozenset({CommandKind.TRAIN, CommandKind.EXPORT, CommandKind.SAVE})
-"""Commands whose effect cannot be recomputed: a kill after they began must find them in the log."""
+_IRREVOCABLE = frozenset({CommandKind.TRAIN, CommandKind.SAVE})
+"""Commands that change what outlives them (weights, files): a kill after they began must find them in the log."""
 _DURABLE = frozenset({RecordKind.SYNC, RecordKind.CHECKPOINT, RecordKind.RUN_END})
 LOG_FAILURE = "EventLogError"
 """Reason of the failure that a sink's error becomes."""
@@ -63,7 +63,7 @@ class Sink(Protocol):
         """After it, a kill of the process loses no row."""
 
     def sync(self) -> None:
-        """After it, a kill of the process loses no row, and soon a power cut does not either."""
+        """Begin to bring every row to the storage; soon after it, a power cut loses none of them."""
 
 
 class Observer(Protocol):
@@ -101,7 +101,7 @@ class EventLoop:
         self.log_failure: OSError | None = None
         """Why the log ends early, if it does."""
         self.busy_ns = 0
-        """The loop's own time: deciding, logging, dispatching."""
+        """Processor time of the loop's own work: deciding, logging, dispatching; not waiting, not observers."""
         self.inputs = 0
 
     @property
@@ -130,17 +130,17 @@ class EventLoop:
 
     def _feed(self, event: Input) -> None:
         """One input: stamp, decide, log, tell, dispatch."""
-        start = time.perf_counter_ns()
+        start = time.thread_time_ns()
         self._last_ns = max(self._last_ns, self._clock.now_ns())
         records, commands = self._scheduler.step(replace(event, t_ns=self._last_ns))
         self._keep(records, commands)
-        paused = time.perf_counter_ns()
+        paused = time.thread_time_ns()
         metrics = [row for observer in tuple(self._observers) for row in self._observe(observer, records)]
-        resumed = time.perf_counter_ns()
+        resumed = time.thread_time_ns()
         self._keep_metrics(metrics)
         for command in commands:
             self._hand_out(command)
-        self.busy_ns += time.perf_counter_ns() - start - (resumed - paused)
+        self.busy_ns += time.thread_time_ns() - start - (resumed - paused)
         self.inputs += 1
 
     def _keep(self, records: list[Record], commands: list[Command]) -> None:
@@ -149,10 +149,10 @@ class EventLoop:
         try:
             for record in records:
                 self._sink.append(record)
+            if not _IRREVOCABLE.isdisjoint(command.kind for command in commands):
+                self._sink.flush()
             if not _DURABLE.isdisjoint(record.kind for record in records):
                 self._sink.sync()
-            elif not _IRREVOCABLE.isdisjoint(command.kind for command in commands):
-                self._sink.flush()
         except OSError as error:
             self._fail_log(error)
 

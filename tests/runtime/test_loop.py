@@ -142,7 +142,7 @@ def test_records_precede_their_commands() -> None:
     assert world.trace[:6] == ["input", "transition", "command", "command", "-> generate", "-> reward"]
 
 
-@pytest.mark.parametrize("kind", [C.TRAIN, C.EXPORT, C.SAVE])
+@pytest.mark.parametrize("kind", [C.TRAIN, C.SAVE])
 def test_a_command_that_cannot_be_recomputed_finds_its_record_flushed(kind: CommandKind) -> None:
     world = World(Scripted(([], [C.GENERATE, kind]), END))
     world.loop.run()
