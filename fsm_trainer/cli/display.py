@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -99,7 +99,7 @@ class RichDisplay:
         """Draw the last moment and end."""
         self._live.stop()
 
-    def render(self, p: Progress) -> Group:
+    def render(self, p: Progress) -> Table:
         """One moment as a panel."""
         s = p.status
         table = Table.grid(padding=(0, 2))
@@ -117,8 +117,11 @@ class RichDisplay:
                 f"engine-{engine}",
                 f"{s.engines[engine]}, version {version if version >= 0 else '-'}",
             )
-        bar = ProgressBar(total=p.total_steps or 1, completed=s.train_version, width=60)
-        return Group(Text(self._title, style="bold"), bar, table)
+        panel = Table.grid()
+        panel.add_row(Text(self._title, style="bold"))
+        panel.add_row(ProgressBar(total=p.total_steps or 1, completed=s.train_version, width=60))
+        panel.add_row(table)
+        return panel
 
 
 def _steps(p: Progress) -> str:

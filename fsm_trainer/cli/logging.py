@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 
 from fsm_trainer.config.train_config import TrainConfig
+
+
+class _CurrentStderr:
+    """Standard error as it is at each write: a live display puts itself in its place for a while."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def configure_logging(config: TrainConfig) -> None:
@@ -28,6 +39,6 @@ def configure_logging(config: TrainConfig) -> None:
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _CurrentStderr())),
         cache_logger_on_first_use=False,
     )

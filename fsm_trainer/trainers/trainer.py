@@ -32,6 +32,7 @@ from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
 from fsm_trainer.trainers.engines import make_rollout_host, make_train_engine
 from fsm_trainer.trainers.metrics import StepMetrics
 from fsm_trainer.trainers.operations import RunOperations
+from fsm_trainer.trainers.people_log import PeopleLog
 from fsm_trainer.trainers.prepare import Prepared, prepare, prepare_for_queue
 from fsm_trainer.trainers.progress import Display, ProgressTracker
 from fsm_trainer.trainers.queue_operations import OnWeights, QueueOperations
@@ -128,7 +129,7 @@ class Trainer:
             progress = ProgressTracker(scheduler.status, lambda: metrics.last, config.max_steps)
             stack.enter_context(self._displayed(progress))
             stack.enter_context(stop_signals(inbox.put))
-            observers: list[Observer] = [metrics, progress, operations]
+            observers: list[Observer] = [metrics, progress, PeopleLog(), operations]
             loop = EventLoop(scheduler, log, inbox, lanes.dispatch, clock, observers)
             outcome = loop.run()
         return self._result(run, scheduler, loop, outcome, metrics, clock)
