@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
     "grad_clip_norm": 1.0,
     "grpo_clip_eps": 0.2,
     "entropy_coef": 0.01,
-    "max_steps": 150,
+    "max_steps": 200,
     "epochs": 100,
     "threads": 1,
 }
