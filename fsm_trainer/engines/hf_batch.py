@@ -59,9 +59,9 @@ def pack(sequences: Sequence[TrainSequence], pad: int, device: torch.device) -> 
 def loss_inputs(model: PreTrainedModel, batch: MicroBatch, *, temperature: float, entropy_gradient: bool) -> LossInputs:
     """Run the model and take the logprobs of the taken tokens, at the temperature they were sampled at."""
     width = batch.targets.shape[1]
-    # The logits before a token predict it, so one more column is kept and the last one dropped.
-    output = model(input_ids=batch.input_ids, use_cache=False, logits_to_keep=width + 1)
-    logits = output.logits[:, :-1].float()
+    # The logits before a token predict it, so the last token itself is not needed.
+    output = model(input_ids=batch.input_ids[:, :-1], use_cache=False, logits_to_keep=width)
+    logits = output.logits.float()
     if temperature != 1.0:
         logits = logits / temperature
     distribution = torch.log_softmax(logits, dim=-1)

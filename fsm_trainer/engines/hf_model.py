@@ -7,6 +7,7 @@ user gave is a ValueError of one sentence.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ import torch
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# Building a model changes torch's global state for a while (default dtype, random numbers): one thread at a time.
+_LOADING = threading.Lock()
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -70,7 +74,7 @@ def load_model(ckpt: str, device: str = "cpu", dtype: str = "float32", *, seed: 
 
     place, precision = resolve_device(device), resolve_dtype(dtype)
     load_config(ckpt)
-    with torch.random.fork_rng(devices=[]):
+    with _LOADING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = _from_pretrained(AutoModelForCausalLM, ckpt, "model", dtype=precision)
     return model.to(place).eval()
