@@ -110,6 +110,12 @@ class Input:
     STOP: who asked ("sigint", "sigterm", "user"). FAILED: the exception's type."""
     message: str | None = None
 
+    def stamped(self, **times: int | None) -> Input:
+        """The same input with other times; what `dataclasses.replace` gives, in a tenth of the time."""
+        copy = object.__new__(Input)
+        copy.__dict__.update(self.__dict__, **times)
+        return copy
+
 
 class Record(NamedTuple):
     """One row of the event log; see docs/event-log.md for what each kind fills in."""
@@ -162,7 +168,7 @@ def input_record(event: Input, seq: int) -> Record:
         seq=seq,
         t_ns=event.t_ns,
         kind=RecordKind.INPUT,
-        trigger=event.kind.value,
+        trigger=event.kind._value_,
         cause_seq=event.op,
         engine=event.engine,
         rollout_version_first=event.rollout_version_first,

@@ -1,14 +1,16 @@
 """What must hold after every event (DESIGN section 8): a cheap part checked live, and a monitor over the records.
 
-`check_live` reads the state only. `Monitor` follows the records of a run, from the scheduler or from a log, and keeps
-its own account to hold against them; tests and simulations use both.
+`check_live` and `check_state` read the state only: the first costs microseconds and runs live, the second says that
+nobody waits while what it waits for is there. `Monitor` (monitor.py) follows the records of a run, from the scheduler
+or from a log, and keeps its own account to hold against them; tests and simulations use all three.
 """
 
 from __future__ import annotations
 
 from fsm_trainer.core.events import CommandKind
-from fsm_trainer.core.machines import RolloutState, RunState, TrainerState
-from fsm_trainer.core.state import State
+from fsm_trainer.core.machines import EngineState, RolloutState, RunState, TrainerState
+from fsm_trainer.core.policy import lockstep_publication
+from fsm_trainer.core.state import Batch, Engine, State
 
 
 class InvariantViolation(AssertionError):
@@ -21,8 +23,9 @@ def hold(condition: bool, rule: str, detail: object) -> None:
         raise InvariantViolation(f"{rule}: {detail}")
 
 
-_ROLLOUT_OPS = {RolloutState.GENERATING: CommandKind.GENERATE, RolloutState.REWARDING: CommandKind.REWARD}
-_TRAINER_OPS = {
+_OPERATION_OF: dict[object, CommandKind] = {
+    RolloutState.GENERATING: CommandKind.GENERATE,
+    RolloutState.REWARDING: CommandKind.REWARD,
     TrainerState.TRAINING: CommandKind.TRAIN,
     TrainerState.SYNCING: CommandKind.EXPORT,
     TrainerState.SAVING: CommandKind.SAVE,
@@ -52,20 +55,82 @@ def _not_begun(state: State) -> bool:
 
 def _check_operations(state: State) -> None:
     """At most one operation in flight per machine, and the machine's state says which."""
-    owners = [op.owner for op in state.ops.values() if op.owner is not None]
-    hold(len({id(o) for o in owners}) == len(owners), "one operation per machine", [o.entity for o in owners])
+    owners = set()
     for op in state.ops.values():
-        expected = None if op.owner is None else _expected_op(op.owner.state)
-        hold(expected in (None, op.kind), "the machine's state says which operation", op)
-
-
-def _expected_op(state: object) -> CommandKind | None:
-    if isinstance(state, RolloutState):
-        return _ROLLOUT_OPS.get(state)
-    return _TRAINER_OPS.get(state) if isinstance(state, TrainerState) else None
+        if op.owner is None:
+            continue
+        hold(id(op.owner) not in owners, "one operation per machine", op)
+        owners.add(id(op.owner))
+        hold(_OPERATION_OF.get(op.owner.state, op.kind) is op.kind, "the machine's state says which operation", op)
 
 
 def _check_end(state: State) -> None:
     machines = [state.trainer, *(w.machine for w in state.workers), *(e.machine for e in state.engines)]
     hold(all(m.ended for m in machines), "all machines terminal at the end", [m.state for m in machines])
     hold(not state.ops and not len(state.queue) and not state.batches, "nothing left at the end", state.ops)
+
+
+def check_state(state: State) -> None:
+    """Nobody waits while what it waits for is there; said in other words than the rules that see to it."""
+    if not state.active:
+        return
+    hold(not (state.parked and len(state.queue) < state.config.queue_size), "no batch parks beside a free slot", state)
+    for engine in state.engines:
+        _check_engine(state, engine)
+    for batch in state.unstarted():
+        ready = state.workers[batch.worker].machine.state is RolloutState.READY
+        opened = state.engines[batch.engine].machine.state is EngineState.OPEN
+        hold(not (ready and opened and _may_start(state, batch)), "no ready batch waits at an open gate", batch)
+    if state.trainer.state is TrainerState.WAITING:
+        _check_trainer_waits(state)
+    if state.run.state is RunState.RUNNING and not state.exhausted and state.steps_left():
+        idle = [w for w in state.workers if w.machine.state is RolloutState.IDLE]
+        hold(not any(_may_admit(state, state.engines[w.engine]) for w in idle), "no worker idles needlessly", idle)
+
+
+def _check_engine(state: State, engine: Engine) -> None:
+    """A due sync closes the gate at once, and a drained engine loads at once."""
+    if not state.may_generate_more() or state.config.admission == "lockstep":
+        return
+    due = state.newest_publication if state.exporting is None else state.exporting
+    closed = engine.machine.state is not EngineState.OPEN
+    hold(closed or due <= engine.publication, "a due sync closes the gate", engine)
+    idle = engine.machine.state is EngineState.DRAINING and not engine.generating
+    hold(not (idle and state.exporting is None), "a drained engine loads what is published", engine)
+
+
+def _may_start(state: State, batch: Batch) -> bool:
+    engine, config = state.engines[batch.engine], state.config
+    if config.admission == "lockstep":
+        return engine.publication == lockstep_publication(batch.id, config.max_staleness, config.sync_interval)
+    if config.admission == "greedy":
+        return state.train_version + state.in_training - engine.version <= config.max_staleness
+    return True
+
+
+def _may_admit(state: State, engine: Engine) -> bool:
+    """The admission rules again; paced by Hall's condition: no deadline has more batches up to it than steps."""
+    config, now = state.config, state.train_version + state.in_training
+    if config.admission == "lockstep":
+        needs = lockstep_publication(state.next_id, config.max_staleness, config.sync_interval)
+        return needs <= state.consumed
+    if config.admission == "greedy":
+        return now - engine.version <= config.max_staleness
+    deadlines = [state.deadline_of(b) for b in state.unconsumed()] + [engine.version + config.max_staleness]
+    return all(sum(other <= d for other in deadlines) <= d - now + 1 for d in deadlines)
+
+
+def _check_trainer_waits(state: State) -> None:
+    finished = [*state.queue.items(), *state.parked]
+    if not finished:
+        return
+    admission = state.config.admission
+    hold(admission != "greedy" or not len(state.queue), "a greedy trainer takes what is queued", finished)
+    hold(
+        admission != "lockstep" or state.consumed not in finished, "lockstep takes the batch whose turn it is", finished
+    )
+    if admission == "paced":
+        first = min(state.deadline_of(state.batches[i]) for i in finished)
+        unfinished = [b for b in state.unconsumed() if b.id not in finished]
+        older = any(state.deadline_of(b) <= first for b in unfinished)
+        hold(older, "a paced trainer waits only for an older batch", finished)

@@ -203,11 +203,20 @@ TERMINAL: frozenset[State] = frozenset(
 )
 
 
-def _build(name: str) -> Machine:
+class _Table(Machine):
+    """A table as a `transitions.Machine`, which is asked once for each edge: no edge has a condition."""
+
+    def __init__(self, **options: Any) -> None:
+        """No edge taken yet."""
+        self.taken: dict[tuple[State, str], State] = {}
+        super().__init__(**options)
+
+
+def _build(name: str) -> _Table:
     """One `transitions.Machine` serves all machines of a table: the model only carries the state."""
     states, initial, edges = TABLES[name]
     rows: list[dict[str, Any]] = [{"trigger": e.trigger, "source": e.source, "dest": e.dest} for e in edges]
-    return Machine(
+    return _Table(
         model=None,
         states=states,
         initial=initial,
@@ -218,7 +227,7 @@ def _build(name: str) -> Machine:
     )
 
 
-_MACHINES: dict[str, Machine] = {name: _build(name) for name in TABLES}
+_MACHINES: dict[str, _Table] = {name: _build(name) for name in TABLES}
 
 
 class StateMachine:
@@ -241,8 +250,13 @@ class StateMachine:
 
     def fire(self, trigger: str, t_ns: int) -> tuple[State, State]:
         """Take the edge of `trigger`; returns (source, dest). Raises transitions.MachineError if there is none."""
-        source = self.state
-        _MACHINES[self.table].events[trigger].trigger(self)
+        source, table = self.state, _MACHINES[self.table]
+        known = table.taken.get((source, trigger))
+        if known is None:
+            table.events[trigger].trigger(self)
+            table.taken[source, trigger] = self.state
+        else:
+            self.state = known
         self.since_ns = t_ns
         self.cause = ""
         return source, self.state

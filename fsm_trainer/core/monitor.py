@@ -11,9 +11,12 @@ from collections.abc import Iterable
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import COMPLETIONS, NOTICES, CommandKind, InputKind, Record, RecordKind
 from fsm_trainer.core.invariants import hold
-from fsm_trainer.core.machines import TABLES, TERMINAL, edge_exists
+from fsm_trainer.core.machines import TABLES, TERMINAL
 
 _TERMINAL_NAMES = {(table, s.value) for table, (states, _, _) in TABLES.items() for s in states if s in TERMINAL}
+_COMPLETING = frozenset({InputKind.FAILED, *(kind for kinds in COMPLETIONS.values() for kind in kinds)})
+_INITIAL = {table: str(initial.value) for table, (_, initial, _) in TABLES.items()}
+_EDGES = {(table, e.trigger, e.source.value, e.dest.value) for table, (_, _, edges) in TABLES.items() for e in edges}
 _AFTER_STOP = {CommandKind.SAVE, *NOTICES}
 """Commands a stopping run may still issue."""
 
@@ -37,7 +40,31 @@ class Monitor:
         self.batch_version: dict[int, int] = {}
         self.consumed: list[int] = []
         self.ended: dict[str, str] = {}
+        self.batches = 0
+        self.finished: set[int] = set()
+        """Batches that are rewarded and not consumed."""
+        self.prompts_loaded: set[int] = set()
+        self.loading: dict[int, int] = {}
+        """Engine -> version that the last load command names."""
+        self.steps_reported = 0
+        """Optimiser steps that completions of train commands stand for."""
+        self.given_up: set[int] = set()
+        """Operations told to end early, or whose engine died."""
+        self.unmatched: Record | None = None
+        """The last input, if it completes nothing that is in flight."""
+        self.matched: int | None = None
+        """The operation that the last input completes."""
         self.over = False
+        self._checks = {
+            RecordKind.TRANSITION: self._see_transition,
+            RecordKind.QUEUE: self._see_queue,
+            RecordKind.COMMAND: self._see_command,
+            RecordKind.SYNC: self._see_sync,
+            RecordKind.VERSION: self._see_version,
+            RecordKind.INPUT: self._see_input,
+            RecordKind.IGNORED: self._see_ignored,
+            RecordKind.RUN_END: self._see_run_end,
+        }
 
     def see(self, record: Record) -> None:
         """Check one record against all before it."""
@@ -45,9 +72,12 @@ class Monitor:
         hold(record.seq == self.seq + 1, "seq is dense", record)
         hold(record.t_ns >= self.t_ns or record.kind is RecordKind.METRIC, "t_ns never decreases", record)
         self.seq, self.t_ns = record.seq, max(self.t_ns, record.t_ns)
-        check = getattr(self, f"_see_{record.kind.value}", None)
+        check = self._checks.get(record.kind)
         if check is not None:
             check(record)
+        if self.unmatched is not None and record.kind is not RecordKind.INPUT:
+            hold(record.kind is RecordKind.IGNORED, "a completion of nothing in flight changes nothing", record)
+            self.unmatched = None
 
     def see_all(self, records: Iterable[Record]) -> Monitor:
         """Check a sequence of records."""
@@ -60,15 +90,17 @@ class Monitor:
         hold(self.over, "a run ends in run_end", self.seq)
         open_ones = {e: s for e, s in self.states.items() if (e.split("-")[0], s) not in _TERMINAL_NAMES}
         hold(not open_ones, "every machine ends in a terminal state", open_ones)
-        batches = sum(e.startswith("batch-") for e in self.states)
-        hold(batches == len(self.ended), "every admitted batch ends", (batches, self.ended))
+        hold(self.batches == len(self.ended), "every admitted batch ends", (self.batches, self.ended))
+        left = [r for op, (_, r) in self.commands.items() if op not in self.given_up]
+        hold(not left, "what is in flight is awaited or given up with a record", left)
+        issued = self.steps_reported - self.train_version
+        hold(0 <= issued <= 1, "the engine's step count is train_version", (self.steps_reported, self.train_version))
 
     def _see_transition(self, r: Record) -> None:
         assert r.machine and r.entity and r.trigger and r.source and r.dest, r
-        initial = TABLES[r.machine][1].value
-        here = self.states.get(r.entity, initial)
+        here = self.states.get(r.entity) or _INITIAL[r.machine]
         hold(here == r.source, "a transition starts where the machine is", r)
-        hold(edge_exists(r.machine, r.trigger, r.source, r.dest), "every transition is an edge", r)
+        hold((r.machine, r.trigger, r.source, r.dest) in _EDGES, "every transition is an edge", r)
         self.states[r.entity] = r.dest
         if r.machine == "batch":
             self._see_batch(r)
@@ -77,8 +109,8 @@ class Monitor:
 
     def _see_admission(self, r: Record) -> None:
         entity = f"batch-{r.batch_id}"
-        admitted = sum(e.startswith("batch-") for e in self.states)
-        hold(r.batch_id == admitted and entity not in self.states, "batch ids are bound in order", r)
+        hold(r.batch_id == self.batches and entity not in self.states, "batch ids are bound in order", r)
+        self.batches += 1
         self.states[entity] = TABLES["batch"][1].value
 
     def _see_batch(self, r: Record) -> None:
@@ -86,6 +118,15 @@ class Monitor:
         if ("batch", r.dest) in _TERMINAL_NAMES:
             hold(r.entity not in self.ended, "each batch ends exactly once", r)
             self.ended[r.entity] = r.dest
+            reasons = r.dest != "dropped" or r.reason in ("stale", "degenerate", "no_step")
+            hold(reasons, "a drop has its reason", r)
+        if r.trigger == "generated":
+            stamp = self.batch_version.get(r.batch_id)
+            hold(r.rollout_version_first == stamp, "the batch's stamp is what the engine reports", r)
+        elif r.trigger == "rewarded":
+            self.finished.add(r.batch_id)
+        elif r.dest in ("failed", "cancelled"):
+            self.finished.discard(r.batch_id)
         if r.dest in ("training", "dropped") and r.source != "training":
             self._see_consumption(r)
 
@@ -102,6 +143,11 @@ class Monitor:
             hold(staleness > bound and greedy, "no needless drop", r)
         if lockstep:
             hold(r.batch_id == len(self.consumed), "lockstep consumes in id order", r)
+        elif self.config.admission == "paced":
+            mine = (self.batch_version[r.batch_id], r.batch_id)
+            first = min((self.batch_version[i], i) for i in self.finished)
+            hold(mine == first, "paced consumes the oldest deadline first among the finished", r)
+        self.finished.discard(r.batch_id)
         self.consumed.append(r.batch_id)
 
     def _see_queue(self, r: Record) -> None:
@@ -119,6 +165,13 @@ class Monitor:
         hold(self.states.get("run") != "stopping" or kind in _AFTER_STOP, "nothing new starts after stop", r)
         if kind not in NOTICES:
             self.commands[r.seq] = (kind, r)
+        elif kind is CommandKind.ABORT:
+            assert r.reason is not None
+            self.given_up.add(int(r.reason.removeprefix("op ")))
+        if kind is CommandKind.LOAD_PROMPTS:
+            assert r.batch_id is not None
+            hold(r.batch_id not in self.prompts_loaded, "no prompt is loaded twice", r)
+            self.prompts_loaded.add(r.batch_id)
         if kind is CommandKind.GENERATE:
             assert r.engine is not None and r.batch_id is not None and r.train_version is not None
             hold(self.states.get(f"engine-{r.engine}") == "open", "no generation starts at a closed gate", r)
@@ -128,7 +181,8 @@ class Monitor:
         elif kind is CommandKind.LOAD_WEIGHTS:
             assert r.engine is not None and r.train_version is not None
             hold(not self.generating.get(r.engine), "no weights are loaded while the engine generates", r)
-            hold(self.announced.pop(r.engine) == r.train_version, "a load is announced", r)
+            hold(self.announced.pop(r.engine, None) == r.train_version, "a load is announced", r)
+            self.loading[r.engine] = r.train_version
 
     def _see_sync(self, r: Record) -> None:
         if r.trigger == "announce":
@@ -139,28 +193,47 @@ class Monitor:
         if r.trigger == "step":
             hold(r.train_version == self.train_version + 1, "train_version counts optimiser steps", r)
             self.train_version += 1
+            hold(self.train_version == self.steps_reported, "the engine's step count is train_version", r)
             return
         assert r.engine is not None and r.rollout_version_last is not None
         before = self.rollout_versions.get(r.engine, -1)
         hold(before < r.rollout_version_last <= self.train_version, "rollout versions only grow, up to train's", r)
+        hold(self.loading.pop(r.engine, None) == r.rollout_version_last, "a load installs what it announced", r)
         self.rollout_versions[r.engine] = r.rollout_version_last
 
     def _see_input(self, r: Record) -> None:
-        """Match completions to commands; the scheduler's own verdict on a mismatch is an `ignored` record."""
-        command = self.commands.get(r.cause_seq) if r.cause_seq is not None else None
-        if command is None or r.trigger is None:
+        """Match completions to commands: each completes one that is in flight, or changes nothing."""
+        hold(self.unmatched is None, "a completion of nothing in flight is recorded as ignored", self.unmatched)
+        kind, self.matched = InputKind(r.trigger), None
+        if kind is InputKind.ENGINE_DIED:
+            engine_ops = (CommandKind.START_ENGINE, CommandKind.LOAD_WEIGHTS)
+            self.given_up |= {
+                op for op, (k, row) in self.commands.items() if k in engine_ops and row.engine == r.engine
+            }
+        if kind not in _COMPLETING or (kind is InputKind.FAILED and r.cause_seq is None):
             return
-        kind, row = command
-        completes = InputKind(r.trigger) in COMPLETIONS[kind] or r.trigger == InputKind.FAILED.value
-        if not completes:
+        command = self.commands.get(r.cause_seq) if r.cause_seq is not None else None
+        if command is None or not (kind is InputKind.FAILED or kind in COMPLETIONS[command[0]]):
+            self.unmatched = r
             return
         assert r.cause_seq is not None
         del self.commands[r.cause_seq]
-        if kind is CommandKind.GENERATE:
+        self.matched = r.cause_seq
+        self._see_completion(kind, r, *command)
+
+    def _see_completion(self, kind: InputKind, r: Record, command: CommandKind, row: Record) -> None:
+        if command is CommandKind.GENERATE:
             assert row.engine is not None and row.batch_id is not None
             self.generating[row.engine] -= 1
-            if r.trigger == InputKind.GENERATED.value and r.rollout_version_first is not None:
+            if kind is InputKind.GENERATED and r.rollout_version_first is not None:
                 self.batch_version[row.batch_id] = r.rollout_version_first
+        elif kind is InputKind.TRAINED and r.reason != "no_step":
+            self.steps_reported += 1
+
+    def _see_ignored(self, r: Record) -> None:
+        """Only what completes nothing, was given up, or comes when it does not matter any more, is ignored."""
+        late = r.reason == "late" and self.matched in self.given_up
+        hold(self.unmatched is not None or late or r.reason == "stopping", "what is in flight is not ignored", r)
 
     def _see_run_end(self, r: Record) -> None:
         hold(r.train_version == self.train_version, "run_end names the last version", r)

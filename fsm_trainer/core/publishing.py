@@ -46,9 +46,11 @@ def sync_engines(rec: Recorder, admission: Admission) -> bool:
 
 def _sync_engine(rec: Recorder, admission: Admission, engine: Engine) -> bool:
     s = rec.state
-    if s.run.state is RunState.STOPPING or (s.active and not s.may_generate_more()):
+    if s.run.state is RunState.STOPPING:
         return False
     if engine.machine.state is EngineState.OPEN and admission.gate_closes(engine):
+        if not _wanted(rec):
+            return False
         rec.fire(engine.machine, "drain", engine=engine.index)
         return True
     draining = engine.machine.state is EngineState.DRAINING
@@ -56,10 +58,15 @@ def _sync_engine(rec: Recorder, admission: Admission, engine: Engine) -> bool:
     if not (draining or starting) or engine.generating:
         return False
     target = admission.target(engine)
-    if target is None:
+    if target is None or not _wanted(rec):
         return False
     _begin_load(rec, engine, target)
     return True
+
+
+def _wanted(rec: Recorder) -> bool:
+    """Whether new weights can still serve a generation."""
+    return not rec.state.active or rec.state.may_generate_more()
 
 
 def _begin_load(rec: Recorder, engine: Engine, publication: int) -> None:
@@ -85,9 +92,9 @@ def _begin_load(rec: Recorder, engine: Engine, publication: int) -> None:
 def refresh(rec: Recorder, admission: Admission) -> bool:
     """Publish though no sync is due, when generation would stand still for ever otherwise."""
     s = rec.state
-    if not s.active or s.trainer.state is not TrainerState.WAITING or not s.may_generate_more():
+    if not s.active or s.trainer.state is not TrainerState.WAITING or s.sync_pending():
         return False
-    if s.sync_pending() or all(e.version == s.train_version for e in s.engines):
+    if all(e.version == s.train_version for e in s.engines) or not s.may_generate_more():
         return False
     if admission.candidate() is not None or not admission.refresh_needed():
         return False
@@ -98,6 +105,8 @@ def refresh(rec: Recorder, admission: Admission) -> bool:
 def release_snapshots(rec: Recorder, admission: Admission) -> bool:
     """Let go of snapshots that no engine can need any more."""
     s = rec.state
+    if len(s.publications) <= 1 and len(s.held) <= 1:
+        return False
     oldest = admission.oldest_needed()
     for publication in [p for p in s.publications if p < oldest and p != s.newest_publication]:
         del s.publications[publication]

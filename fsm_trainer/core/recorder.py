@@ -58,10 +58,11 @@ class Recorder:
     def note(self, kind: RecordKind, machine: StateMachine | str | None = None, **columns: Any) -> None:
         """Append a record of the current step."""
         if isinstance(machine, StateMachine):
-            columns.update(machine=machine.table, entity=machine.entity)
+            columns["machine"], columns["entity"] = machine.table, machine.entity
         elif machine is not None:
             columns["machine"] = machine
-        self.records.append(Record(self._next(), self.t_ns, kind, cause_seq=self.cause, **columns))
+        self.records.append(Record(self.seq, self.t_ns, kind, cause_seq=self.cause, **columns))
+        self.seq += 1
 
     def annotate(self, record: Record) -> Record:
         """Number a row that carries no decision (a metric)."""
@@ -70,7 +71,7 @@ class Recorder:
     def fire(self, machine: StateMachine, trigger: str, **columns: Any) -> None:
         """Take an edge and record it."""
         source, dest = machine.fire(trigger, self.t_ns)
-        self.note(RecordKind.TRANSITION, machine, trigger=trigger, source=source.value, dest=dest.value, **columns)
+        self.note(RecordKind.TRANSITION, machine, trigger=trigger, source=source._value_, dest=dest._value_, **columns)
 
     def fire_batch(self, batch: Batch, trigger: str, *, reason: str | None = None, **columns: Any) -> None:
         """Take an edge of a batch; a terminal state closes and counts it."""
@@ -99,7 +100,7 @@ class Recorder:
         self.note(
             RecordKind.COMMAND,
             owner,
-            trigger=command.kind.value,
+            trigger=command.kind._value_,
             batch_id=command.batch_id,
             engine=command.engine,
             train_version=command.version,

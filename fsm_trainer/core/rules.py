@@ -89,7 +89,9 @@ def _start(rec: Recorder, worker: Worker, engine: Engine, batch: Batch) -> None:
 def admit(rec: Recorder, admission: Admission) -> bool:
     """Give the next batch id to an idle worker, if the admission allows."""
     s = rec.state
-    if s.run.state is not RunState.RUNNING or s.exhausted or not s.steps_left():
+    if s.run.state is not RunState.RUNNING or s.exhausted:
+        return False
+    if all(w.machine.state is not RolloutState.IDLE for w in s.workers) or not s.steps_left():
         return False
     worker = next((w for w in s.idle_workers() if admission.may_admit(s.engines[w.engine])), None)
     if worker is None:

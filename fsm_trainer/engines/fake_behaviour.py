@@ -12,9 +12,16 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from fsm_trainer.core.events import Command, CommandKind, Input, InputKind
+
+
+class Distribution(Protocol):
+    """A random amount."""
+
+    def draw(self, rng: random.Random) -> float:
+        """One value."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Pareto:
         return self.scale * rng.paretovariate(self.alpha)
 
 
-Amount = float | Uniform | Lognormal | Pareto | Sequence[float] | Callable[[Command], float]
+Amount = float | Distribution | Sequence[float] | Callable[[Command], float]
 """A number, a distribution, a list (batch or version i takes item i, from the start again after the last), or a
 function of the command."""
 
@@ -163,6 +170,10 @@ class FakeBehaviour:
             death = Input(InputKind.ENGINE_DIED, engine=command.engine, message=fault.message)
         return FakeOutcome(duration, completion, death, fault.effect)
 
+    def healthy(self, command: Command) -> FakeOutcome:
+        """The same without any fault, and without counting the command."""
+        return FakeOutcome(self.duration_s(command), self._success(command))
+
     def _fault(self, command: Command) -> Fault | None:
         """The first fault that befalls this command, which is counted."""
         count = next(self._counts[command.kind])
@@ -197,13 +208,13 @@ class FakeBehaviour:
     def _amount(self, amount: Amount, command: Command, purpose: str) -> float:
         if isinstance(amount, (int, float)):
             return float(amount)
-        if isinstance(amount, (Uniform, Lognormal, Pareto)):
-            # Seeding by text is the same in every process, unlike hash().
-            place = f"{self.seed}/{purpose}/{command.kind.value}/{_key(command)}/{command.engine}"
-            return amount.draw(random.Random(place))
         if isinstance(amount, Sequence):
             return float(amount[_key(command) % len(amount)])
-        return float(amount(command))
+        if callable(amount):
+            return float(amount(command))
+        # Seeding by text is the same in every process, unlike hash().
+        place = f"{self.seed}/{purpose}/{command.kind.value}/{_key(command)}/{command.engine}"
+        return amount.draw(random.Random(place))
 
 
 def _key(command: Command) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -133,7 +132,7 @@ class EventLoop:
     def _feed(self, event: Input) -> None:
         """One input: stamp, decide, log, tell, dispatch."""
         self._last_ns = max(self._last_ns, self._clock.now_ns())
-        records, commands = self._scheduler.step(replace(event, t_ns=self._last_ns))
+        records, commands = self._scheduler.step(event.stamped(t_ns=self._last_ns))
         self._keep(records, commands)
         metrics = [row for observer in tuple(self._observers) for row in self._observe(observer, records)]
         self._keep_metrics(metrics)

@@ -18,7 +18,8 @@ from fsm_trainer.engines.fake import (
 )
 from fsm_trainer.runtime.clock import VirtualClock
 from fsm_trainer.simulate.sink import MemorySink
-from fsm_trainer.simulate.virtual import Starved, VirtualResult, VirtualRun, VirtualWorld
+from fsm_trainer.simulate.virtual import VirtualResult, VirtualRun
+from fsm_trainer.simulate.world import Starved, VirtualWorld
 
 __all__ = [
     "Effect",

@@ -1,0 +1,218 @@
+"""The world of a simulated run: lanes that take virtual time, a heap of what is to come, and what goes wrong.
+
+It carries out commands as a `FakeBehaviour` says and disturbs them as a `FaultPlan` says. It decides nothing: the
+scheduler sees it only through its inputs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fsm_trainer.core.events import NOTICES, Command, CommandKind, Input, InputKind
+from fsm_trainer.engines.fake_behaviour import FakeBehaviour, FakeOutcome
+from fsm_trainer.runtime.clock import VirtualClock
+from fsm_trainer.runtime.lanes import lane_of
+from fsm_trainer.simulate.durations import Amount
+from fsm_trainer.simulate.faults import NO_FAULTS, Delivery, Disturbance, FaultPlan
+
+SECOND_NS = 1_000_000_000
+
+
+class Starved(RuntimeError):  # noqa: N818
+    """The run waits for ever: nothing is in flight and no deadline is armed, or events come without end."""
+
+
+@dataclass(eq=False)
+class _Running:
+    """A command at the head of its lane."""
+
+    command: Command
+    started_ns: int
+    disturbance: Disturbance | None
+    outcome: FakeOutcome
+    ends: bool = False
+    """Its end is in the heap."""
+
+
+@dataclass(frozen=True, eq=False)
+class _End:
+    """In the heap: a running operation ends and reports this."""
+
+    running: _Running
+    completion: Input
+
+
+class VirtualWorld:
+    """Executes commands in virtual time, one at a time on each lane; it is the loop's inbox as well."""
+
+    def __init__(
+        self,
+        behaviour: FakeBehaviour,
+        clock: VirtualClock,
+        *,
+        plan: FaultPlan = NO_FAULTS,
+        before: Mapping[CommandKind, Amount] | None = None,
+        after: Mapping[CommandKind, Amount] | None = None,
+        max_inputs: int = 1_000_000,
+    ) -> None:
+        """`before` and `after` are hand-over times (`Durations`); `max_inputs` ends a run that makes no end."""
+        self.notices: list[Command] = []
+        self.inputs = 0
+        """Inputs given so far, BEGIN included."""
+        self._behaviour = behaviour
+        self._before = FakeBehaviour(before or {}, seed=behaviour.seed)
+        self._after = FakeBehaviour(after or {}, seed=behaviour.seed + 1) if after else None
+        self._clock = clock
+        self._max_inputs = max_inputs
+        self._heap: list[tuple[int, int, Input | _End]] = []
+        self._pushed = 0
+        self._lanes: dict[str, deque[tuple[Command, int]]] = {}
+        self._running: dict[int, _Running] = {}
+        self._stuck: list[_Running] = []
+        """Running, but held back or hanging."""
+        self._aborted: set[int] = set()
+        self._disturbances = plan.disturbances
+        self._happenings = plan.happenings
+        self._heal_at = plan.heal_at
+        self._counts = dict.fromkeys(CommandKind, 0)
+
+    def put(self, event: Input) -> None:
+        """Let an input come now."""
+        self.put_at(self._clock.now_ns(), event)
+
+    def put_at(self, t_ns: int, event: Input) -> None:
+        """Let an input come at a moment."""
+        self._push(t_ns, event)
+
+    def get(self, deadline_ns: int | None) -> Input | None:
+        """Move the clock to the next input, or to the deadline if that comes first."""
+        self.inputs += 1
+        if self.inputs > self._max_inputs:
+            raise Starved(f"no end of the run after {self._max_inputs} inputs")
+        for event in self._happenings.pop(self.inputs, ()):
+            self.put(event)
+        if self._heal_at is not None and self.inputs >= self._heal_at:
+            self._heal()
+        while True:
+            if not self._heap and self._stuck:
+                self._go_on()
+            if deadline_ns is not None and (not self._heap or deadline_ns < self._heap[0][0]):
+                self._clock.advance_to(max(deadline_ns, self._clock.now_ns()))
+                return None
+            if not self._heap:
+                raise Starved("nothing is in flight and no deadline is armed, but the run is not finished")
+            t_ns, _, event_or_end = heapq.heappop(self._heap)
+            self._clock.advance_to(max(t_ns, self._clock.now_ns()))
+            arrived = self._end(event_or_end) if isinstance(event_or_end, _End) else event_or_end
+            if arrived is not None:
+                return arrived
+
+    def dispatch(self, command: Command) -> None:
+        """Put a command on its lane; deliver a notice."""
+        if command.kind in NOTICES:
+            self._notice(command)
+            return
+        lane = self._lanes.setdefault(lane_of(command), deque())
+        lane.append((command, self._clock.now_ns()))
+        if len(lane) == 1:
+            self._start(command)
+
+    def in_flight(self) -> list[Command]:
+        """Commands that have not ended."""
+        return [command for lane in self._lanes.values() for command, _ in lane]
+
+    def _push(self, t_ns: int, entry: Input | _End) -> None:
+        heapq.heappush(self._heap, (t_ns, self._pushed, entry))
+        self._pushed += 1
+
+    def _start(self, command: Command) -> None:
+        started = self._clock.now_ns() + round(self._before.duration_s(command) * SECOND_NS)
+        self._counts[command.kind] += 1
+        disturbance = self._disturbances.get((command.kind, self._counts[command.kind]))
+        outcome = self._behaviour.outcome(command)
+        if self._heal_at is not None and self.inputs >= self._heal_at:
+            disturbance, outcome = None, self._behaviour.healthy(command)
+        running = self._running[command.op] = _Running(command, started, disturbance, outcome)
+        if command.op in self._aborted:
+            self._give_up(running)
+        elif outcome.completion is None or (disturbance and disturbance.delivery is Delivery.HELD):
+            self._stuck.append(running)
+        else:
+            self._let_end(running)
+
+    def _let_end(self, running: _Running) -> None:
+        """Let the operation take its time, from now on if it was stuck until now."""
+        outcome, disturbance = running.outcome, running.disturbance
+        begun = max(running.started_ns, self._clock.now_ns()) if running in self._stuck else running.started_ns
+        end = begun + round(outcome.duration_s * SECOND_NS)
+        if disturbance is not None and disturbance.delivery is Delivery.LATE:
+            end += round(disturbance.delay_s * SECOND_NS)
+        if outcome.death is not None:
+            self._push(end, outcome.death)
+        assert outcome.completion is not None
+        running.ends = True
+        self._push(end, _End(running, outcome.completion))
+
+    def _end(self, end: _End) -> Input | None:
+        """Free the lane of an operation that ends; its completion, if that arrives without delay."""
+        running, command, now = end.running, end.running.command, self._clock.now_ns()
+        del self._running[command.op]
+        lane = self._lanes[lane_of(command)]
+        _, posted_ns = lane.popleft()
+        if lane:
+            self._start(lane[0][0])
+        arrival = end.completion.stamped(posted_ns=posted_ns, started_ns=running.started_ns, finished_ns=now)
+        disturbance = running.disturbance
+        if disturbance is not None and disturbance.delivery is Delivery.TWICE:
+            self._push(now + round(disturbance.delay_s * SECOND_NS), arrival)
+        delay_ns = 0 if self._after is None else round(self._after.duration_s(command) * SECOND_NS)
+        if not delay_ns:
+            return arrival
+        self._push(now + delay_ns, arrival)
+        return None
+
+    def _go_on(self) -> None:
+        """All stands still: what was held back comes now, and what hangs if the world heals."""
+        held = [r for r in self._stuck if r.outcome.completion is not None]
+        if held:
+            self._let_end(held[0])
+            self._stuck.remove(held[0])
+        elif self._heal_at is not None:
+            self._heal()
+
+    def _heal(self) -> None:
+        """Nothing goes wrong any more."""
+        self._heal_at = self.inputs
+        for running in self._stuck:
+            running.outcome = self._behaviour.healthy(running.command)
+            self._let_end(running)
+        self._stuck.clear()
+
+    def _notice(self, command: Command) -> None:
+        self.notices.append(command)
+        if command.kind is not CommandKind.ABORT:
+            return
+        assert command.target is not None, command
+        self._aborted.add(command.target)
+        running = self._running.get(command.target)
+        if running is None or (running.disturbance and running.disturbance.delivery is Delivery.LATE):
+            return
+        if running.ends:
+            self._heap = [entry for entry in self._heap if not _is_end_of(entry[2], running)]
+            heapq.heapify(self._heap)
+        else:
+            self._stuck.remove(running)
+        self._give_up(running)
+
+    def _give_up(self, running: _Running) -> None:
+        message = f"{running.command.kind.value} was aborted"
+        completion = Input(InputKind.FAILED, op=running.command.op, reason="OperationAborted", message=message)
+        running.ends = True
+        self._push(self._clock.now_ns(), _End(running, completion))
+
+
+def _is_end_of(entry: Input | _End, running: _Running) -> bool:
+    return isinstance(entry, _End) and entry.running is running
