@@ -162,7 +162,10 @@ def plan_warnings(config: TrainConfig, inputs: Inputs) -> list[str]:
             f"out of each epoch, different ones each time"
         )
     if config.top_p < 1 or config.top_k > 0:
-        found.append("top-p or top-k filter the sampling: the logprobs recorded are those of the filtered distribution")
+        found.append(
+            "top-p or top-k filter the sampling: the rollout's logprobs are those of the filtered distribution, which "
+            "biases the ratio to the trained policy; leave them out unless you know that this is wanted"
+        )
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from fsm_trainer.algorithms.registry import GSPO_LOSS, get_algorithm
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.engines.base import RolloutEngine, SamplingParams, TrainEngine
 from fsm_trainer.runtime.host import EngineHost, InlineHost, ProcessHost
@@ -15,7 +16,7 @@ def make_train_engine(config: TrainConfig) -> TrainEngine:
     from fsm_trainer.engines.hf_train import HFTrainEngine
 
     assert config.ckpt is not None and config.train_devices is not None, config
-    grpo = config.algo.endswith("grpo")
+    gspo = get_algorithm(config.algo).loss == GSPO_LOSS
     return HFTrainEngine(
         config.ckpt,
         algorithm=config.algo,
@@ -30,7 +31,7 @@ def make_train_engine(config: TrainConfig) -> TrainEngine:
         mini_bs=config.mini_bs,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         temperature=config.temperature,
-        clip_eps=config.grpo_clip_eps if grpo else config.gspo_clip_eps,
+        clip_eps=config.gspo_clip_eps if gspo else config.grpo_clip_eps,
         entropy_coef=config.entropy_coef,
         device=config.train_devices,
         dtype=config.dtype,

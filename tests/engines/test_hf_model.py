@@ -48,7 +48,7 @@ def test_the_tokenizer_has_one_token_a_character(ckpt):
     assert tokenizer.decode([*tokenizer("48=")["input_ids"], tokenizer.eos_token_id], skip_special_tokens=True) == "48="
     assert tokenizer("Z")["input_ids"] == [tokenizer.unk_token_id]
     with pytest.raises(ValueError, match="each character once"):
-        build_tiny_checkpoint("never-written", seed=0, vocab="aa")
+        build_tiny_checkpoint(tmp_path / "never-written", seed=0, vocab="aa")
 
 
 def test_special_tokens_come_from_every_place(ckpt):
