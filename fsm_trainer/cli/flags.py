@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from pydantic.fields import FieldInfo
 
+from fsm_trainer.cli.simulate_flags import SimulationRequest, add_simulation_flags, take_simulation_flags
 from fsm_trainer.config.errors import ConfigError, flag, one_line, suggestion
 from fsm_trainer.config.groups import GROUPS
 from fsm_trainer.config.reference import bounds, choices, default_text
@@ -30,6 +31,7 @@ class Invocation:
 
     config: TrainConfig
     dry_run: bool = False
+    simulation: SimulationRequest | None = None
     origin: dict[str, str] = field(default_factory=dict)
     """Setting -> file or preset it came from; a flag's value has no entry."""
 
@@ -58,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
             _add(section, name, setting)
         if title == "Basic":
             section.add_argument("--dry-run", action="store_true", help="Print configuration and plan, start nothing")
+    add_simulation_flags(parser)
     return parser
 
 
@@ -87,6 +90,7 @@ def parse(argv: Sequence[str]) -> Invocation:
         raise ConfigError(_unknown(extra[0], parser))
     flags: dict[str, Any] = vars(namespace)
     dry_run = bool(flags.pop("dry_run", False))
+    simulation = take_simulation_flags(flags)
     config_file = flags.pop("config", None)
     origin: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -97,7 +101,8 @@ def parse(argv: Sequence[str]) -> Invocation:
     preset = preset_settings(values.get("preset"))
     origin.update({name: f"the preset {values['preset']}" for name in preset if name not in values})
     origin = {name: where for name, where in origin.items() if name not in flags}
-    return Invocation(TrainConfig.build({**preset, **values}, origin), dry_run, origin)
+    config = TrainConfig.build({**preset, **values}, origin)
+    return Invocation(config, dry_run, origin=origin, simulation=simulation)
 
 
 def _unknown(argument: str, parser: argparse.ArgumentParser) -> str:

@@ -45,7 +45,12 @@ def _refuse(error: ConfigError) -> int:
 
 
 def _run(invocation: Invocation) -> int:
-    """Check everything, then print the plan (--dry-run) or train."""
+    """Check everything, then print the plan (--dry-run) or train; or only simulate."""
+    if invocation.simulation is not None:
+        from fsm_trainer.cli.simulate import run_simulation
+
+        print(run_simulation(invocation.config, invocation.simulation))
+        return 0
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     # These import datasets, and torch where devices must be looked up: not for --help.
