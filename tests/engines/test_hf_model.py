@@ -40,7 +40,7 @@ def test_the_seed_fixes_the_weights_and_leaves_the_global_one_alone(ckpt, tmp_pa
     assert not torch.equal(weights(other)["lm_head.weight"], first["lm_head.weight"])
 
 
-def test_the_tokenizer_has_one_token_a_character(ckpt):
+def test_the_tokenizer_has_one_token_a_character(ckpt, tmp_path):
     tokenizer = hf_model.load_tokenizer(ckpt)
     ids = tokenizer(DEFAULT_VOCAB)["input_ids"]
     assert ids == list(range(4, 32))

@@ -16,9 +16,9 @@ from fsm_trainer.presets.quickstart import ROWS, copy_rows
 def test_settings_are_the_measured_recipe() -> None:
     config = TrainConfig(**preset_settings("quickstart"))
     assert (config.algo, config.batch_size, config.n_samples, config.max_new_tokens) == ("async-grpo", 16, 16, 5)
-    assert (config.lr, config.lr_decay_style, config.weight_decay) == (2e-3, "constant", 0.0)
+    assert (config.lr, config.lr_decay_style, config.weight_decay) == (2e-3, "cosine", 0.0)
     assert (config.adam_beta1, config.adam_beta2, config.grad_clip_norm) == (0.9, 0.95, 1.0)
-    assert (config.grpo_clip_eps, config.entropy_coef, config.temperature) == (0.2, 0.01, 1.0)
+    assert (config.grpo_clip_eps, config.entropy_coef, config.temperature) == (0.2, 0.05, 1.0)
     assert config.mini_bs == config.rows_per_batch
 
 
