@@ -48,6 +48,8 @@ class AsyncTrainBatchQueue:
 
     def put(self, batch: AsyncTrainBatch, *, timeout_s: float | None = None) -> None:
         """Append a batch, waiting for a free slot for `timeout_s` seconds (None: the queue's own limit)."""
+        if batch is None:  # the sign of an empty queue, so the consumer would wait on
+            raise ValueError("put got None, expected an AsyncTrainBatch; close the queue to say that there are no more")
         with self._not_full:
             self._until(lambda: self._queue.offer(batch) or None, self._not_full, timeout_s, self._no_slot)
             self._not_empty.notify()

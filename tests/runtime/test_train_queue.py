@@ -194,3 +194,10 @@ def test_an_impossible_timeout_is_refused(timeout_s: float) -> None:
         AsyncTrainBatchQueue(1, timeout_s=timeout_s)
     with pytest.raises(ValueError, match="timeout_s"):
         queue_of().get(timeout_s=timeout_s)
+
+
+def test_none_is_refused() -> None:
+    queue = queue_of()
+    with pytest.raises(ValueError, match="got None"):
+        queue.put(None)  # type: ignore[arg-type]
+    assert queue.qsize() == 0
