@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Protocol
 
 from fsm_trainer.core.events import Command, CommandKind, Input, InputKind
 from fsm_trainer.data.prompts import PromptBatch
 from fsm_trainer.engines.base import Rollout, RolloutRequest, TrainEngine
 from fsm_trainer.runtime.clock import Clock
-from fsm_trainer.runtime.failures import EngineDied, EngineError
+from fsm_trainer.runtime.failures import EngineDied
 from fsm_trainer.runtime.host import EngineHost
 from fsm_trainer.trainers.operations import RunOperations, digest
 from fsm_trainer.trainers.run_directory import RunDirectory
@@ -131,16 +133,13 @@ class RolloutOperations(RunOperations):
         """A dataset needs not be told."""
 
     def close(self, timeout_s: float) -> None:
-        """End every engine, then the trainer's; the first that failed to is raised once all are ended."""
-        errors: list[RuntimeError] = []
-        for host in self._hosts.values():
-            try:
-                host.close(timeout_s)
-            except (EngineError, EngineDied) as error:
-                errors.append(error)
-        super().close(timeout_s)
-        if errors:
-            raise errors[0]
+        """End every engine, then the trainer's. An engine whose operation was given up is killed at once."""
+        given_up = {command.engine for command in tuple(self._running.values())}
+        with ExitStack() as stack:
+            stack.callback(super().close, timeout_s)
+            for engine, host in self._hosts.items():
+                end = host.kill if engine in given_up else partial(host.close, timeout_s)
+                stack.callback(end)
 
     def _host_of(self, command: Command) -> EngineHost:
         assert command.engine is not None, command

@@ -42,7 +42,9 @@ from fsm_trainer.trainers.scoring import Scorer
 
 EXIT_CODES = {"completed": 0, "failed": 1, "interrupted": 130}
 CLOSE_TIMEOUT_S = 10.0
-"""How long a worker thread or an engine may take to end once the run is over; then it is killed or left behind."""
+"""How long an engine may take to end once the run is over; then it is killed."""
+LANES_TIMEOUT_S = 1.0
+"""The same for worker threads: one that is busy then does what the run has waited for in vain already."""
 
 _log = structlog.get_logger("fsm_train")
 
@@ -268,9 +270,9 @@ class AsyncPolicyTrainer(Trainer):
 
 
 def _close_lanes(lanes: Lanes) -> None:
-    late = lanes.close(CLOSE_TIMEOUT_S)
+    late = lanes.close(LANES_TIMEOUT_S)
     if late:
-        _log.warning("worker_threads_left_behind", lanes=late, waited_s=CLOSE_TIMEOUT_S)
+        _log.warning("worker_threads_left_behind", lanes=late, waited_s=LANES_TIMEOUT_S)
 
 
 def _close_operations(operations: RunOperations) -> None:
