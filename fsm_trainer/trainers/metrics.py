@@ -6,11 +6,12 @@ A view of what the scheduler recorded and the engines reported; no decision depe
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fsm_trainer.core.events import InputKind, Record, RecordKind
-from fsm_trainer.core.machines import EngineState, TrainerState
+from fsm_trainer.core.machines import EngineState, RunState, TrainerState
 from fsm_trainer.trainers.operations import BatchWork
 
 SECOND_NS = 1e9
@@ -51,6 +52,9 @@ class StepMetrics:
             self._sync_ns += _duration_ns(r)
         elif r.kind is RecordKind.TRANSITION and r.machine == "engine" and r.entity is not None:
             self._follow_load(r, r.entity)
+        elif r.kind is RecordKind.TRANSITION and r.machine == "run" and r.dest == RunState.RUNNING.value:
+            # Waiting for the engines to start is no wait for a batch.
+            self._wait_ns, self._waiting_since_ns = 0, r.t_ns
         elif r.kind is RecordKind.TRANSITION and r.machine == "trainer":
             if r.dest == TrainerState.WAITING.value:
                 self._waiting_since_ns = r.t_ns
@@ -93,7 +97,7 @@ class StepMetrics:
             "epoch": batch.epoch,
             "time_s": step.t_ns / SECOND_NS,
         }
-        self._file.write(json.dumps({**head, **numbers}) + "\n")
+        self._file.write(json.dumps({**head, **{name: _in_json(value) for name, value in numbers.items()}}) + "\n")
         self._file.flush()
         return [_metric_row(step, name, value) for name, value in numbers.items()]
 
@@ -110,6 +114,11 @@ def _metric_row(step: Record, name: str, value: float) -> Record:
         value=value,
         reason=name,
     )
+
+
+def _in_json(value: float) -> float | None:
+    """JSON has no infinities: an importance ratio may overflow though the loss is finite."""
+    return value if math.isfinite(value) else None
 
 
 def _duration_ns(completion: Record) -> int:
