@@ -1,0 +1,104 @@
+"""The engines a configuration asks for get the settings it names."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fsm_trainer.config import TrainConfig
+from fsm_trainer.engines import hf_rollout, hf_train
+from fsm_trainer.engines.base import SamplingParams
+from fsm_trainer.runtime.host import InlineHost, ProcessHost
+from fsm_trainer.trainers.engines import make_rollout_host, make_train_engine, rollout_engine_factory, sampling_params
+
+TRAIN_SETTINGS = {
+    "lr": 0.5,
+    "adam_beta1": 0.8,
+    "adam_beta2": 0.7,
+    "weight_decay": 0.6,
+    "lr_decay_style": "linear",
+    "lr_warmup_steps": 3,
+    "lr_decay_steps": 50,
+    "min_lr": 0.01,
+    "grad_clip_norm": 0.3,
+    "mini_bs": 7,
+    "gradient_accumulation_steps": 5,
+    "temperature": 0.9,
+    "grpo_clip_eps": 0.11,
+    "gspo_clip_eps": 0.0022,
+    "entropy_coef": 0.02,
+    "dtype": "bfloat16",
+    "threads": 2,
+    "seed": 13,
+}
+
+
+@pytest.mark.parametrize(
+    ("algo", "clip_eps"), [("grpo", 0.11), ("async-grpo", 0.11), ("gspo", 0.0022), ("async-gspo", 0.0022)]
+)
+def test_the_train_engine_gets_every_setting(
+    make_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch, algo: str, clip_eps: float
+) -> None:
+    got: dict[str, Any] = {}
+    monkeypatch.setattr(hf_train, "HFTrainEngine", lambda ckpt, **settings: got.update(ckpt=ckpt, **settings))
+    config = make_config(algo=algo, **TRAIN_SETTINGS)
+    make_train_engine(config)
+    assert got == {
+        "ckpt": config.ckpt,
+        "algorithm": algo,
+        "lr": 0.5,
+        "betas": (0.8, 0.7),
+        "weight_decay": 0.6,
+        "lr_decay_style": "linear",
+        "warmup": 3,
+        "lr_decay_steps": 50,
+        "min_lr": 0.01,
+        "grad_clip_norm": 0.3,
+        "mini_bs": 7,
+        "gradient_accumulation_steps": 5,
+        "temperature": 0.9,
+        "clip_eps": clip_eps,
+        "entropy_coef": 0.02,
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "threads": 2,
+        "seed": 13,
+    }
+
+
+def test_sampling(make_config: Callable[..., TrainConfig]) -> None:
+    config = make_config(n_samples=5, max_new_tokens=9, temperature=0.7, top_p=0.8, top_k=12)
+    assert sampling_params(config) == SamplingParams(5, 9, 0.7, 0.8, 12)
+
+
+def test_the_rollout_engine_can_be_made_elsewhere(
+    make_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: dict[str, Any] = {}
+    monkeypatch.setattr(
+        hf_rollout, "HFRolloutEngine", lambda ckpt, sampling, **kw: got.update(ckpt=ckpt, sampling=sampling, **kw)
+    )
+    config = make_config(dtype="bfloat16", threads=3)
+    pickle.loads(pickle.dumps(rollout_engine_factory(config, 0)))()
+    assert got == {
+        "ckpt": config.ckpt,
+        "sampling": sampling_params(config),
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "threads": 3,
+    }
+
+
+def test_the_host_is_the_configured_one(make_config: Callable[..., TrainConfig]) -> None:
+    inline = make_rollout_host(make_config(), 0)
+    process = make_rollout_host(make_config(rollout_host="process"), 1)
+    try:
+        assert isinstance(inline, InlineHost)
+        assert isinstance(process, ProcessHost)
+        assert (inline.name, process.name) == ("engine-0", "engine-1")
+    finally:
+        inline.close(30)
+        process.kill()

@@ -1,0 +1,78 @@
+"""What a display is given, from hand-made records."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsm_trainer.core.config import SchedulerConfig
+from fsm_trainer.core.events import InputKind, Record, RecordKind
+from fsm_trainer.core.scheduler import Scheduler, Status
+from fsm_trainer.trainers.progress import Progress, ProgressTracker
+
+SECOND = 1_000_000_000
+
+
+class Stage:
+    """A tracker whose status and metrics the test sets."""
+
+    def __init__(self, total: int | None = 8) -> None:
+        self.train_version = 0
+        self.metrics: dict[str, float] = {}
+        self.tracker = ProgressTracker(self.status, lambda: self.metrics, total)
+
+    def status(self) -> Status:
+        base = Scheduler(SchedulerConfig()).status()
+        return Status(**{**vars(base), "train_version": self.train_version})
+
+    def see(self, record: Record) -> Progress:
+        assert list(self.tracker.on_step([record])) == [], "a view adds nothing to the log"
+        return self.tracker.newest
+
+
+def trained(t_s: int, tokens: int) -> Record:
+    return Record(0, t_s * SECOND, RecordKind.INPUT, trigger=InputKind.TRAINED.value, tokens=tokens)
+
+
+RUN_UP = Record(0, 10 * SECOND, RecordKind.TRANSITION, "run", "run", "run", "starting", "running")
+
+
+def test_before_anything_happened() -> None:
+    progress = Stage().tracker.newest
+    assert (progress.status.train_version, progress.elapsed_s, progress.tokens_per_s) == (0, 0.0, 0.0)
+    assert progress.left_s is None
+
+
+def test_time_and_tokens_count_from_when_the_run_was_up() -> None:
+    stage = Stage()
+    stage.see(Record(0, 9 * SECOND, RecordKind.INPUT, trigger="started"))
+    stage.see(RUN_UP)
+    stage.see(trained(12, 300))
+    stage.train_version = 2
+    stage.metrics = {"reward_mean": 0.25}
+    progress = stage.see(trained(14, 500))
+    assert (progress.elapsed_s, progress.tokens_per_s, progress.total_steps) == (4.0, 200.0, 8)
+    assert progress.left_s == pytest.approx(12.0)  # 2 s a step, 6 to go
+    assert progress.metrics == {"reward_mean": 0.25}
+    assert progress.status.train_version == 2
+
+
+def test_drops_are_counted() -> None:
+    stage = Stage()
+    for batch in range(3):
+        stage.see(Record(0, SECOND, RecordKind.DROP, "batch", f"batch-{batch}", reason="stale"))
+    assert stage.tracker.newest.dropped == 3
+
+
+def test_no_end_in_sight_no_time_left() -> None:
+    stage = Stage(total=None)
+    stage.train_version = 5
+    stage.see(RUN_UP)
+    assert stage.see(trained(12, 1)).left_s is None
+
+
+def test_a_moment_once_read_does_not_change() -> None:
+    stage = Stage()
+    before = stage.see(RUN_UP)
+    stage.train_version = 7
+    stage.see(trained(12, 100))
+    assert (before.status.train_version, before.tokens_per_s) == (0, 0.0)

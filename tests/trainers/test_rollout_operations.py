@@ -1,0 +1,167 @@
+"""How a run that generates by itself ends its engines and its operations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsm_trainer.core.events import Command, CommandKind, Input, InputKind
+from fsm_trainer.runtime.clock import MonotonicClock
+from fsm_trainer.runtime.failures import EngineDied, EngineError
+from fsm_trainer.trainers.rollout_operations import RolloutOperations
+from fsm_trainer.trainers.run_directory import RunDirectory
+from fsm_trainer.trainers.scoring import Scorer
+from tests.trainers.helpers import prompt_batch, rollout
+
+C = CommandKind
+
+
+class Host:
+    """An engine host whose calls end when the test says so."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls: list[str] = []
+        self.results: dict[str, Future[Any]] = {}
+        self.reached = threading.Event()
+        self.close_error: Exception | None = None
+        self.tell: Callable[[EngineDied], None] | None = None
+
+    def submit(self, method: str, *_: Any) -> Future[Any]:
+        self.calls.append(method)
+        future: Future[Any] = self.results.setdefault(method, Future())
+        if method == "start":
+            future.set_result(None)
+        else:
+            self.reached.set()
+        return future
+
+    def submit_urgent(self, method: str, *_: Any) -> Future[Any]:
+        self.calls.append(f"urgent {method}")
+        self.reached.set()
+        return Future()
+
+    def on_death(self, callback: Callable[[EngineDied], None]) -> None:
+        self.tell = callback
+
+    def close(self, timeout_s: float) -> None:
+        self.calls.append("close")
+        if self.close_error is not None:
+            raise self.close_error
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+        self.reached.set()
+
+
+class TrainEngine:
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Source:
+    def batch(self, batch_id: int) -> Any:
+        return prompt_batch() if batch_id < 3 else None
+
+
+class Stage:
+    def __init__(self, folder: Path) -> None:
+        self.hosts: list[Host] = []
+        self.posted: list[Input] = []
+        self.engine = TrainEngine()
+        self.operations = RolloutOperations(
+            source=Source(),
+            scorer=Scorer(None, lambda record: 0.0, None),  # type: ignore[arg-type]
+            train_engine=self.engine,  # type: ignore[arg-type]
+            make_host=self.make_host,  # type: ignore[arg-type]
+            run=RunDirectory(folder, folder),
+            seed=0,
+            clock=MonotonicClock(),
+            post=self.posted.append,
+            keep_samples=False,
+            always_steps=False,
+        )
+        for engine in range(3):
+            self.do(C.START_ENGINE, engine=engine)
+
+    def make_host(self, engine: int) -> Host:
+        self.hosts.append(Host(f"engine-{engine}"))
+        return self.hosts[-1]
+
+    def do(self, kind: CommandKind, op: int = 1, **fields: Any) -> Input:
+        return self.operations.execute(Command(op, kind, **fields))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def test_one_engine_that_fails_to_close_keeps_no_other_from_it(stage: Stage) -> None:
+    stage.hosts[1].close_error = EngineError("RuntimeError", "CUDA error")
+    with pytest.raises(EngineError, match="CUDA error"):
+        stage.operations.close(10)
+    assert [host.calls[-1] for host in stage.hosts] == ["close"] * 3
+    assert stage.engine.closed
+
+
+def test_an_engine_whose_call_was_given_up_is_killed(stage: Stage) -> None:
+    stage.do(C.LOAD_PROMPTS, batch_id=0)
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(stage.do, C.GENERATE, 5, engine=1, batch_id=0, worker=0)
+        assert stage.hosts[1].reached.wait(30)
+        stage.operations.close(10)
+        stage.hosts[1].results["generate"].set_result(rollout())
+        assert pending.result(30).kind is InputKind.GENERATED
+    assert [host.calls[-1] for host in stage.hosts] == ["close", "kill", "close"]
+    assert "close" not in stage.hosts[1].calls
+
+
+def test_a_death_is_posted(stage: Stage) -> None:
+    tell = stage.hosts[2].tell
+    assert tell is not None
+    tell(EngineDied("engine-2", 123, -9))
+    (event,) = stage.posted
+    assert (event.kind, event.engine) == (InputKind.ENGINE_DIED, 2)
+    assert event.message == "engine process engine-2 (pid 123) was killed by SIGKILL"
+    stage.operations.close(10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "expected"),
+    [(C.GENERATE, "generate", "urgent abort"), (C.LOAD_WEIGHTS, "load_weights", "kill")],
+)
+def test_abort_reaches_the_engine_of_the_operation(stage: Stage, kind: CommandKind, method: str, expected: str) -> None:
+    stage.do(C.LOAD_PROMPTS, batch_id=0)
+    stage.operations._snapshots[0] = None  # type: ignore[assignment]
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(stage.do, kind, 5, engine=1, batch_id=0, worker=0, version=0)
+        assert stage.hosts[1].reached.wait(30)
+        stage.hosts[1].reached.clear()
+        stage.operations.notice(Command(6, C.ABORT, target=5))
+        assert stage.hosts[1].reached.wait(30)
+        stage.hosts[1].results[method].set_exception(EngineError("Aborted", "asked to"))
+        with pytest.raises(EngineError):
+            pending.result(30)
+    assert expected in stage.hosts[1].calls
+    assert stage.hosts[0].calls == stage.hosts[2].calls == ["start"]
+    stage.operations.close(10)
+
+
+def test_an_abort_of_what_has_ended_does_nothing(stage: Stage) -> None:
+    stage.operations.notice(Command(6, C.ABORT, target=5))
+    stage.operations.close(10)
+    assert [host.calls for host in stage.hosts] == [["start", "close"]] * 3
+
+
+def test_the_end_of_the_prompts(stage: Stage) -> None:
+    assert stage.do(C.LOAD_PROMPTS, batch_id=2).kind is InputKind.LOADED
+    assert stage.do(C.LOAD_PROMPTS, batch_id=3).kind is InputKind.EXHAUSTED
+    stage.operations.close(10)
