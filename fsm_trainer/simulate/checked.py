@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import NOTICES, Command, Input, Record
 from fsm_trainer.core.invariants import check_state, hold
 from fsm_trainer.core.monitor import Monitor
 from fsm_trainer.core.scheduler import Scheduler
+
+LAST_RECORDS = 20
+"""Records kept for the report of a failure."""
 
 
 class CheckedScheduler(Scheduler):
@@ -16,10 +21,15 @@ class CheckedScheduler(Scheduler):
         """Watch a run of this configuration from its first input on."""
         super().__init__(config)
         self.monitor = Monitor(config)
+        self.last_records: deque[Record] = deque(maxlen=LAST_RECORDS)
 
     def step(self, event: Input) -> tuple[list[Record], list[Command]]:
         """Decide, then check the records, the state and that every command has its record."""
-        records, commands = super().step(event)
+        try:
+            records, commands = super().step(event)
+        finally:
+            # Of a step that breaks, as far as it got.
+            self.last_records.extend(self._recorder.records)
         self.monitor.see_all(records)
         rows = {record.seq for record in records}
         hold(all(command.op in rows for command in commands), "records precede their commands", commands)

@@ -11,6 +11,9 @@ from enum import Enum
 from fsm_trainer.core.events import CommandKind, Input, InputKind
 from fsm_trainer.engines.fake_behaviour import Effect, Fault
 
+OTHER_KIND = -1
+"""As the `op` of a happening: some operation in flight of which its event is no completion."""
+
 
 class Delivery(str, Enum):
     """What befalls a completion on its way to the loop."""

@@ -31,8 +31,24 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_INPUTS = 1_000_000
+MAX_PROBLEM = 500
+"""Characters of a problem's line."""
 NO_DEADLINES = Deadlines(*[0.0] * len(fields(Deadlines)))
 """Nothing is ever late, so a run that stands still shows as `Starved`."""
+
+
+class SimulationError(RuntimeError):
+    """A simulated run broke a rule or could never end: the scheduler is wrong, or the run was told to wait for ever."""
+
+    def __init__(self, cause: Exception, last_records: Sequence[Record]) -> None:
+        """Tell `cause` in one line and keep what the scheduler said last."""
+        super().__init__(" ".join(f"{type(cause).__name__}: {cause}".split())[:MAX_PROBLEM])
+        self.last_records = tuple(last_records)
+
+    @property
+    def rule(self) -> str:
+        """What broke, without the details of this run."""
+        return ":".join(str(self).split(":")[:2])[:100]
 
 
 class Configured(Protocol):
@@ -133,8 +149,8 @@ def simulate(
     """Run `config` on the virtual clock; the same arguments give the same records.
 
     `durations` default to a rollout of 1 s and a step of 0.5 s; random ones follow from `seed`. `batches` is the size
-    of the prompt source (None: endless). Raises InvariantViolation if the scheduler breaks its own rules (`check=False`
-    leaves the costly checks out), and `Starved` for a run that could never end.
+    of the prompt source (None: endless). Raises SimulationError if the scheduler breaks its own rules (`check=False`
+    leaves the costly checks out) or the run could never end.
     """
     if not isinstance(config, SchedulerConfig):
         config = config.to_scheduler_config()
@@ -142,6 +158,17 @@ def simulate(
         durations = Durations.of() if durations is None else Durations(durations)
     plan = faults if isinstance(faults, FaultPlan) else FaultPlan(tuple(faults))
     scheduler = CheckedScheduler(config) if check else Scheduler(config)
+    try:
+        return _run(scheduler, seed, durations, plan, batches, max_inputs)
+    except Exception as error:  # a core that breaks may raise anything, and all of it is the finding
+        last = scheduler.last_records if isinstance(scheduler, CheckedScheduler) else ()
+        raise SimulationError(error, tuple(last)) from error
+
+
+def _run(
+    scheduler: Scheduler, seed: int, durations: Durations, plan: FaultPlan, batches: int | None, max_inputs: int
+) -> SimResult:
+    config = scheduler.config
     clock, sink = VirtualClock(), MemorySink(fail_at=plan.log_fails_at)
     behaviour = FakeBehaviour(durations.operations, durations.tokens, plan.operations, batches, seed)
     world = VirtualWorld(
@@ -150,7 +177,7 @@ def simulate(
     loop = EventLoop(scheduler, sink, world, world.dispatch, clock)
     outcome = loop.run()
     result = SimResult(config, seed, outcome, loop.error, clock.now_ns() / SECOND_NS, sink.records, loop.inputs)
-    if check:
+    if isinstance(scheduler, CheckedScheduler):
         _check_end(result, scheduler, world)
         if plan.harmless and config.deadlines == NO_DEADLINES:
             _check_healed(result, plan, batches)

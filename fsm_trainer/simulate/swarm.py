@@ -12,8 +12,18 @@ from dataclasses import dataclass, replace
 from fsm_trainer.core.config import Deadlines, SchedulerConfig
 from fsm_trainer.core.events import NOTICES, CommandKind, Input, InputKind
 from fsm_trainer.engines.fake_behaviour import Amount, Effect, Fault, Lognormal, Pareto, Uniform
+from fsm_trainer.simulate.checked import input_bound
 from fsm_trainer.simulate.durations import Durations, Stragglers
-from fsm_trainer.simulate.faults import NO_FAULTS, Delivery, Disturbance, FaultPlan, Happening, LogFault, Part
+from fsm_trainer.simulate.faults import (
+    NO_FAULTS,
+    OTHER_KIND,
+    Delivery,
+    Disturbance,
+    FaultPlan,
+    Happening,
+    LogFault,
+    Part,
+)
 from fsm_trainer.simulate.simulator import NO_DEADLINES, SimResult, simulate
 
 _C = CommandKind
@@ -31,7 +41,8 @@ _TIGHT = Deadlines(
     interrupt_s=3.0,
 )
 _NO_SUCH_OP = 10**9
-MAX_INPUTS = 20_000
+TICKS = 60
+"""Inputs that missed deadlines may add to a run: each fails it, or gives something up."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +56,16 @@ class Case:
     batches: int | None
 
     def run(self) -> SimResult:
-        """Run it; raises InvariantViolation or `Starved` for a bug of the scheduler."""
+        """Run it; raises SimulationError for a bug of the scheduler, or if it makes no end."""
+        bound = input_bound(self.config, batches=self.batches, unusable=len(self.plan.parts), extra=TICKS)
+        assert bound is not None, self.config
         return simulate(
             self.config,
             seed=self.seed,
             durations=self.durations,
             faults=self.plan,
             batches=self.batches,
-            max_inputs=MAX_INPUTS,
+            max_inputs=bound + 2 * len(self.plan.parts),
         )
 
     @property
@@ -63,10 +76,10 @@ class Case:
 
 
 def draw_case(seed: int) -> Case:
-    """The run that a seed stands for. Two of five seeds have no fault, the others harmless or fatal ones."""
+    """The run that a seed stands for. One of five seeds has no fault, two harmless ones only, two fatal ones too."""
     rng = random.Random(seed)
-    severity = rng.choice(("none", "none", "harmless", "harmless", "fatal"))
-    config = draw_config(rng)
+    severity = rng.choice(("none", "harmless", "harmless", "fatal", "fatal"))
+    config = draw_config(rng, raise_stale=severity == "fatal")
     batches = rng.choice((0, 1, 7, 12)) if config.max_steps is None else rng.choice((None, None, None, 4))
     plan = draw_faults(rng, config, severity)
     return Case(seed, _with_deadlines(config, severity), draw_durations(rng), plan, batches)
@@ -76,8 +89,8 @@ def _with_deadlines(config: SchedulerConfig, severity: str) -> SchedulerConfig:
     return replace(config, deadlines=_TIGHT if severity == "fatal" else NO_DEADLINES)
 
 
-def draw_config(rng: random.Random) -> SchedulerConfig:
-    """A configuration of any admission."""
+def draw_config(rng: random.Random, *, raise_stale: bool = False) -> SchedulerConfig:
+    """A configuration of any admission; with `raise_stale` a stale batch may be made to fail the run."""
     admission = rng.choice(("paced", "greedy", "lockstep"))
     staleness, workers = rng.choice((0, 1, 1, 2, 3)), rng.choice((1, 2, 2, 3, 4))
     return SchedulerConfig(
@@ -91,7 +104,7 @@ def draw_config(rng: random.Random) -> SchedulerConfig:
         max_steps=rng.choice((None, 1, 5, 8, 12)),
         save_interval=rng.choice((0, 0, 1, 3)),
         save_last=rng.random() < 0.9,
-        drop_stale=rng.random() < 0.9 or admission == "greedy",
+        drop_stale=not (raise_stale and rng.random() < 0.5),
         max_no_step_batches=50,
     )
 
@@ -151,19 +164,17 @@ def _disturb(delivery: Delivery) -> _Maker:
 
 
 def _overdue(rng: random.Random, config: SchedulerConfig) -> list[Part]:
-    """It comes, but after its deadline, and does not heed its abort."""
-    kind, nth = _any_of(rng)
-    return [Disturbance(kind, Delivery.LATE, nth, rng.choice((25.0, 35.0, 45.0)))]
+    """It comes after its deadline and does not heed its abort, or so late that others miss theirs."""
+    kind, nth = _any_of(rng, (*_OPERATIONS, _C.TRAIN, _C.TRAIN))
+    return [Disturbance(kind, Delivery.LATE, nth, rng.choice((26.0, 28.0, 35.0, 45.0)))]
 
 
 def _unknown(rng: random.Random, config: SchedulerConfig) -> list[Part]:
-    """A completion of an operation that never was, or of one that is something else."""
-    events = []
-    for _ in range(rng.randint(1, 3)):
-        kind = rng.choice((InputKind.GENERATED, InputKind.TRAINED, InputKind.WEIGHTS_LOADED, InputKind.SAVED))
-        op = rng.choice((_NO_SUCH_OP, 0, rng.randint(1, 200)))
-        events.append(Happening(rng.randint(1, 60), Input(kind, op=op, train_version=1)))
-    return [event for event in events if event.event.op == _NO_SUCH_OP or event.event.op == 0]
+    """A completion of an operation that never was, or of one of another kind."""
+    kinds = (InputKind.GENERATED, InputKind.TRAINED, InputKind.WEIGHTS_LOADED, InputKind.SAVED, InputKind.LOADED)
+    ops = (_NO_SUCH_OP, 0, OTHER_KIND, OTHER_KIND)
+    events = [Input(rng.choice(kinds), op=rng.choice(ops), train_version=1) for _ in range(rng.randint(1, 3))]
+    return [Happening(rng.randint(1, 60), event) for event in events]
 
 
 def _hang(rng: random.Random, config: SchedulerConfig) -> list[Part]:

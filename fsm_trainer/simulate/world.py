@@ -9,14 +9,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fsm_trainer.core.events import NOTICES, Command, CommandKind, Input, InputKind
+from fsm_trainer.core.events import COMPLETIONS, NOTICES, Command, CommandKind, Input, InputKind
 from fsm_trainer.engines.fake_behaviour import FakeBehaviour, FakeOutcome
 from fsm_trainer.runtime.clock import VirtualClock
 from fsm_trainer.runtime.lanes import lane_of
 from fsm_trainer.simulate.durations import Amount
-from fsm_trainer.simulate.faults import NO_FAULTS, Delivery, Disturbance, FaultPlan
+from fsm_trainer.simulate.faults import NO_FAULTS, OTHER_KIND, Delivery, Disturbance, FaultPlan
 
 SECOND_NS = 1_000_000_000
 
@@ -93,7 +93,7 @@ class VirtualWorld:
         if self.inputs > self._max_inputs:
             raise Starved(f"no end of the run after {self._max_inputs} inputs")
         for event in self._happenings.pop(self.inputs, ()):
-            self.put(event)
+            self.put(self._aimed(event))
         if self._heal_at is not None and self.inputs >= self._heal_at:
             self._heal()
         while True:
@@ -123,6 +123,13 @@ class VirtualWorld:
     def in_flight(self) -> list[Command]:
         """Commands that have not ended."""
         return [command for lane in self._lanes.values() for command, _ in lane]
+
+    def _aimed(self, event: Input) -> Input:
+        """Put the operation's number in, where the plan leaves it open."""
+        if event.op != OTHER_KIND:
+            return event
+        others = [command.op for command in self.in_flight() if event.kind not in COMPLETIONS[command.kind]]
+        return replace(event, op=min(others, default=OTHER_KIND))
 
     def _push(self, t_ns: int, entry: Input | _End) -> None:
         heapq.heappush(self._heap, (t_ns, self._pushed, entry))

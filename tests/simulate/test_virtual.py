@@ -2,8 +2,8 @@ import pytest
 
 from fsm_trainer.core.config import Deadlines, SchedulerConfig
 from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Record, RecordKind
-from fsm_trainer.testing import Effect, FakeBehaviour, Fault, Lognormal, MemorySink, Starved, VirtualClock, VirtualRun
 from fsm_trainer.simulate.world import SECOND_NS, VirtualWorld
+from fsm_trainer.testing import Effect, FakeBehaviour, Fault, Lognormal, MemorySink, Starved, VirtualClock, VirtualRun
 
 C, K, R = CommandKind, InputKind, RecordKind
 
