@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Tests and the tiny model run best on one thread a process, and must never wait for a hub.
 ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lint format docs clean
+.PHONY: help setup quickstart test soak lint format docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,9 @@ lint: setup ## ruff (format and rules) and mypy --strict
 
 test: lint ## lint, then all tests
 	$(ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: setup ## simulate fresh seeds for ten minutes on all cores (SOAK_ARGS="--minutes 1")
+	$(ENV) $(BIN)/python tools/soak.py $(SOAK_ARGS)
 
 format: setup ## rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix-only --quiet .
