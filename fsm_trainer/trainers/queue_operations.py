@@ -6,11 +6,11 @@ it "generates" is there at once, stamped with the version that the producer used
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fsm_trainer.core.batch import AsyncTrainBatch
 from fsm_trainer.core.batch_queue import QueueClosed
-from fsm_trainer.core.events import Command, Input, InputKind
+from fsm_trainer.core.events import Command, Input, InputKind, Record, RecordKind
 from fsm_trainer.engines.base import Snapshot, TrainEngine
 from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
 from fsm_trainer.trainers.operations import RunOperations
@@ -81,6 +81,14 @@ class QueueOperations(RunOperations):
     def close_source(self) -> None:
         """Take nothing more: producers meet QueueClosed."""
         self._queue.close()
+
+    def on_step(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Tell the producers of a failure first: the close that follows would look like an ordinary end to them."""
+        for r in records:
+            if r.kind is RecordKind.TRANSITION and r.machine == "run" and r.trigger == "stop" and r.reason == "failed":
+                said = [x.message for x in records if x.kind is RecordKind.TRANSITION and x.message]
+                self._queue.report_error(RuntimeError((said or [records[0].message or "the run failed"])[-1]))
+        return super().on_step(records)
 
     def _batch_of(self, command: Command) -> AsyncTrainBatch:
         batch = self.work_of(command).train_batch

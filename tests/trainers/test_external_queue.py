@@ -135,11 +135,11 @@ def test_an_error_of_the_run_reaches_the_producer(make_config: Make) -> None:
         result = AsyncPolicyTrainer(config, queue=queue).fit()
         assert (result.outcome, result.exit_code) == ("failed", 1)
         assert "FloatingPointError" in result.message
-        with pytest.raises((RuntimeError, QueueClosed)) as caught:
+        # Parked at the full queue when it happened: QueueClosed would look like an ordinary end to it.
+        with pytest.raises(RuntimeError, match="FloatingPointError"):
             producer.result(30)
     with pytest.raises(RuntimeError, match="FloatingPointError"):
         queue.put(train_batch(99, 0))
-    assert caught.value is not None
 
 
 def test_an_error_of_a_producer_fails_the_run(make_config: Make) -> None:
