@@ -202,6 +202,15 @@ def test_one_interrupt_finishes_what_is_in_flight_and_saves(start: Callable[...,
     assert "Traceback" not in run.errors()
 
 
+def test_an_interrupt_while_the_engine_starts(start: Callable[..., Run]) -> None:
+    run = start()
+    run.until(lambda: any(p.cmdline()[-1:] == ["engine-0"] for p in run.alive()), "the engine's process")
+    run.signal_all(signal.SIGINT)
+    end = run.check_end(130, "interrupted", "sigint after 0 steps", "no checkpoint")
+    assert end.train_version == 0
+    assert run.checkpoints == []
+
+
 def test_a_second_terminate_ends_it_at_once(
     start: Callable[..., Run], reward_file: Callable[[str], tuple[str, str]]
 ) -> None:
