@@ -146,7 +146,8 @@ class EventLoop:
         try:
             for record in records:
                 self._sink.append(record)
-            if not _IRREVOCABLE.isdisjoint(command.kind for command in commands):
+            # The last rows are written here too: nobody would hear of a failure after the run.
+            if self._scheduler.finished or not _IRREVOCABLE.isdisjoint(command.kind for command in commands):
                 self._sink.flush()
             if not _DURABLE.isdisjoint(record.kind for record in records):
                 self._sink.sync()

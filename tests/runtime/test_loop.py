@@ -156,11 +156,24 @@ def test_other_commands_wait_for_no_disk(kind: CommandKind) -> None:
     assert world.trace[:3] == ["input", "command", f"-> {kind.value}"]
 
 
-@pytest.mark.parametrize("kind", [R.SYNC, R.CHECKPOINT, R.RUN_END])
+@pytest.mark.parametrize("kind", [R.SYNC, R.CHECKPOINT])
 def test_what_must_survive_a_power_cut_is_synced_before_its_commands(kind: RecordKind) -> None:
     world = World(Scripted(([kind], [C.EXPORT]), END))
     world.loop.run()
     assert world.trace[:5] == ["input", kind.value, "command", "SYNC", "-> export"]
+
+
+def test_the_end_is_written_and_synced() -> None:
+    world = World(Scripted(([R.RUN_END], [C.RELEASE_SNAPSHOT])))
+    world.loop.run()
+    assert world.trace == ["input", "run_end", "command", "FLUSH", "SYNC", "-> release_snapshot"]
+
+
+@pytest.mark.parametrize("fail", ["run_end", "FLUSH", "SYNC"])
+def test_a_run_whose_last_rows_cannot_be_written_has_failed(fail: str) -> None:
+    world = World(Scripted(END), fail=fail)
+    assert world.loop.run() == world.loop.outcome == "failed"
+    assert world.loop.error == "the event log cannot be written: disk full"
 
 
 def test_metric_rows_of_observers_are_numbered_stamped_and_logged() -> None:
