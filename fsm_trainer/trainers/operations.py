@@ -24,6 +24,10 @@ from fsm_trainer.trainers.run_directory import RunDirectory
 _ENDED = {state.value for state in TERMINAL}
 
 
+class OperationAborted(RuntimeError):
+    """The operation was told to end early."""
+
+
 @dataclass
 class BatchWork:
     """What is known of one open batch so far."""
@@ -45,8 +49,9 @@ class RunOperations(ABC):
         self._work: dict[int, BatchWork] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._running: dict[int, Command] = {}
+        self._aborted: set[int] = set()
         self._ended = threading.Condition()
-        """Notified when an operation has ended."""
+        """Guards the two above; notified when an operation has ended."""
         self._aborts = LaneThread("fsm-abort")
         self._methods: dict[CommandKind, Callable[[Command], Input]] = {
             CommandKind.START_TRAINER: self._start_trainer,
@@ -89,8 +94,11 @@ class RunOperations(ABC):
         """Nothing more is wanted from the source of prompts; must not block."""
 
     def execute(self, command: Command) -> Input:
-        """Do it, blocking; raises on failure."""
-        self._running[command.op] = command
+        """Do it, blocking; raises on failure, and at once if it was aborted before it began."""
+        with self._ended:
+            if self.was_aborted(command):
+                raise OperationAborted(f"{command.kind.value} was aborted before it began")
+            self._running[command.op] = command
         try:
             return self._methods[command.kind](command)
         finally:
@@ -103,6 +111,10 @@ class RunOperations(ABC):
         with self._ended:
             return self._ended.wait_for(lambda: command.op not in self._running, timeout_s)
 
+    def was_aborted(self, command: Command) -> bool:
+        """Whether an ABORT has named the command."""
+        return command.op in self._aborted
+
     def notice(self, command: Command) -> None:
         """Take note, without blocking."""
         if command.kind is CommandKind.RELEASE_SNAPSHOT:
@@ -112,7 +124,10 @@ class RunOperations(ABC):
         elif command.kind is CommandKind.CLOSE_SOURCE:
             self.close_source()
         else:
-            target = self._running.get(command.target) if command.target is not None else None
+            assert command.target is not None, command
+            with self._ended:
+                self._aborted.add(command.target)
+                target = self._running.get(command.target)
             if target is not None:
                 self._aborts.post(lambda: self.abort(target))
 

@@ -70,6 +70,8 @@ class RolloutOperations(RunOperations):
             self._post(Input(InputKind.ENGINE_DIED, engine=engine, message=str(death)))
 
         host.on_death(tell)
+        if self.was_aborted(command):
+            host.kill()  # the abort may have come before there was a host to kill
         host.submit("start").result()
         return Input(InputKind.STARTED)
 

@@ -13,6 +13,7 @@ import pytest
 from fsm_trainer.core.events import Command, CommandKind, Input, InputKind
 from fsm_trainer.runtime.clock import MonotonicClock
 from fsm_trainer.runtime.failures import EngineDied, EngineError
+from fsm_trainer.trainers.operations import OperationAborted
 from fsm_trainer.trainers.rollout_operations import RolloutOperations
 from fsm_trainer.trainers.run_directory import RunDirectory
 from fsm_trainer.trainers.scoring import Scorer
@@ -152,6 +153,26 @@ def test_abort_reaches_the_engine_of_the_operation(stage: Stage, kind: CommandKi
             pending.result(30)
     assert expected in stage.hosts[1].calls
     assert stage.hosts[0].calls == stage.hosts[2].calls == ["start"]
+    stage.operations.close(10)
+
+
+def test_what_was_aborted_before_it_began_does_not_begin(stage: Stage) -> None:
+    stage.do(C.LOAD_PROMPTS, batch_id=0)
+    stage.operations.notice(Command(6, C.ABORT, target=5))
+    with pytest.raises(OperationAborted, match="generate was aborted before it began"):
+        stage.do(C.GENERATE, 5, engine=1, batch_id=0, worker=0)
+    stage.operations.close(10)
+    assert [host.calls for host in stage.hosts] == [["start", "close"]] * 3
+
+
+def test_an_abort_while_the_host_is_made_kills_it(stage: Stage) -> None:
+    def make_host(engine: int) -> Host:
+        stage.operations.notice(Command(6, C.ABORT, target=5))
+        return stage.make_host(engine)
+
+    stage.operations._make_host = make_host  # type: ignore[assignment]
+    stage.do(C.START_ENGINE, 5, engine=3)
+    assert "kill" in stage.hosts[3].calls
     stage.operations.close(10)
 
 
