@@ -82,7 +82,8 @@ def test_a_run_of_each_algorithm(
     assert [transport.versions for transport in published] == [()], "published weights are freed"
     versions = {line["rollout_version"] - line["step"] + 1 for line in metrics_of(result.run.path)}
     if algo.startswith("async-"):
-        assert versions == {0, -1}, "the first batch is fresh, the others lag one step"
+        assert -1 in versions, "generation ran ahead"
+        assert versions <= {0, -1}, "by no more than the bound"
     else:
         assert versions == {0}, "synchronous is on-policy"
 
@@ -100,8 +101,11 @@ def test_other_admissions(admission: str, make_config: Make, model: Path) -> Non
 
 def test_the_ratio_of_stale_batches_is_that_of_their_own_logprobs(make_config: Make) -> None:
     lines = metrics_of(fit(make_config(lr=1e-2)).run.path)
-    assert lines[0]["ratio_max"] == pytest.approx(1.0, abs=1e-5)
-    assert all(abs(line["ratio_max"] - 1.0) > 1e-3 for line in lines[1:])
+    fresh = [line["ratio_max"] for line in lines if line["staleness_max"] == 0]
+    stale = [line["ratio_max"] for line in lines if line["staleness_max"] == 1]
+    assert fresh == pytest.approx([1.0] * len(fresh), abs=1e-5)
+    assert stale
+    assert all(abs(ratio - 1.0) > 1e-3 for ratio in stale)
 
 
 def test_the_epochs_end_the_run(make_config: Make) -> None:
