@@ -36,12 +36,19 @@ test: lint ## lint, then all tests
 soak: setup ## simulate fresh seeds for ten minutes on all cores (SOAK_ARGS="--minutes 1")
 	$(ENV) $(BIN)/python tools/soak.py $(SOAK_ARGS)
 
+explore: setup ## search all orders of completions of small runs, within the bounds of docs/scheduler.md (about half an hour)
+	$(ENV) $(BIN)/python tools/explore.py --plan full
+
+mutants: setup ## break the scheduler in every listed way; show which test refuses each (about half an hour)
+	$(ENV) $(BIN)/python tools/mutants.py --jobs 2
+
 format: setup ## rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: setup ## rewrite what is generated: the schema and the table of settings
+docs: setup ## rewrite what is generated: the schema, the table of settings, the pages of machines
 	$(BIN)/python -m fsm_trainer.config.reference
+	$(BIN)/python -m fsm_trainer.replay.diagrams
 
 clean: ## remove the environment, caches and builds, never runs/
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
