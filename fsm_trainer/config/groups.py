@@ -86,7 +86,7 @@ class TrainSettings(_Group):
     )
     lr: float = Field(1e-6, gt=0, description="Peak learning rate")
     lr_decay_style: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape of the decay")
-    lr_decay_steps: int = Field(1000, ge=1, description="Optimiser steps until --min-lr is reached")
+    lr_decay_steps: int = Field(1000, ge=1, description="Optimiser steps, warm-up included, until --min-lr is reached")
     min_lr: float = Field(1e-7, ge=0, description="Learning rate after the decay")
     lr_warmup_steps: int = Field(0, ge=0, description="Optimiser steps of linear warm-up")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first-moment decay")
@@ -96,7 +96,9 @@ class TrainSettings(_Group):
     grpo_clip_eps: float = Field(0.2, gt=0, description="Clip range of GRPO's token ratio")
     gspo_clip_eps: float = Field(3e-4, gt=0, description="Clip range of GSPO's sequence ratio")
     entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the weights, trained and served")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Type of the computation and the served weights; trained weights stay float32"
+    )
     train_timeout_s: float = Field(1800.0, ge=0, description="Limit for one optimiser step (0: none)")
     sync_timeout_s: float = Field(300.0, ge=0, description="Limit for one export or load of weights (0: none)")
 

@@ -87,10 +87,7 @@ class TrainConfig(
         self._check_batch()
         if self.top_k == 0:
             raise ValueError("--top-k is 0, expected -1 (off) or at least 1")
-        if self.min_lr > self.lr and self.lr_decay_style != "constant":
-            raise ValueError(
-                f"--min-lr {self.min_lr:g} is above --lr {self.lr:g}; lower it or give --lr-decay-style constant"
-            )
+        self._check_decay()
         if self.is_async and self.async_admission == "lockstep":
             least = self.async_sync_interval_steps - 1
             if self.async_max_staleness < least:
@@ -133,6 +130,19 @@ class TrainConfig(
                 f"--gradient-accumulation-steps is {steps}, but a batch of {self.rows_per_batch} sequences has "
                 f"{needed} micro-batches of --mini-bs {self.mini_bs} and gives one optimiser step; "
                 f"give at least {needed} or leave it out"
+            )
+
+    def _check_decay(self) -> None:
+        if self.lr_decay_style == "constant":
+            return
+        if self.min_lr > self.lr:
+            raise ValueError(
+                f"--min-lr {self.min_lr:g} is above --lr {self.lr:g}; lower it or give --lr-decay-style constant"
+            )
+        if self.lr_warmup_steps >= self.lr_decay_steps:
+            raise ValueError(
+                f"--lr-warmup-steps {self.lr_warmup_steps} leaves no step of the {self.lr_decay_steps} of "
+                f"--lr-decay-steps, which counts them too; raise it or give --lr-decay-style constant"
             )
 
     def deadlines(self) -> Deadlines:

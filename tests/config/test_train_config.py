@@ -75,6 +75,11 @@ def test_every_setting_is_in_one_group_in_order() -> None:
             "--n-samples is 1, expected at least 2: --algo async-grpo takes its baseline over the completions of one "
             "prompt",
         ),
+        (
+            {"lr_warmup_steps": 1000},
+            "--lr-warmup-steps 1000 leaves no step of the 1000 of --lr-decay-steps, which counts them too; raise it or "
+            "give --lr-decay-style constant",
+        ),
         ({"lr": 1e-8}, "--min-lr 1e-07 is above --lr 1e-08; lower it or give --lr-decay-style constant"),
         (
             {"gradient_accumulation_steps": 2, "batch_size": 4, "n_samples": 4, "mini_bs": 5},
