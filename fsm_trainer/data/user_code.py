@@ -32,6 +32,8 @@ def load_function(spec: str, default_function: str, purpose: str) -> Callable[..
         raise UserCodeError(f"{purpose} file {path} is not a Python file; give a file that ends in .py")
     module = importlib.util.module_from_spec(module_spec)
     sys.path.insert(0, str(path.resolve().parent))
+    # Dataclasses and pickle look a class's module up there.
+    sys.modules[module_spec.name] = module
     try:
         module_spec.loader.exec_module(module)
     except Exception as error:

@@ -132,6 +132,15 @@ def test_loading_with_default_and_named_function(tmp_path: Path) -> None:
     assert sys.path == before
 
 
+def test_a_file_may_hold_a_dataclass(tmp_path: Path) -> None:
+    path = tmp_path / "r.py"
+    path.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Graded:\n"
+        "    value: float\ndef reward_fn(r): return Graded(0.25).value\n"
+    )
+    assert score(load_reward_fn(str(path)), record()) == 0.25
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
