@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fsm_trainer.algorithms.losses import LossOutput, Normalizers
+from fsm_trainer.algorithms.materialize import has_policy_gradient
 from fsm_trainer.algorithms.microbatch import micro_batch_slices
 from fsm_trainer.algorithms.registry import get_algorithm
 from fsm_trainer.core.batch import TrainSequence
@@ -106,7 +107,7 @@ class HFTrainEngine:
         totals = normalizers(sequences)
         lr = self._schedule.at(self._steps)
         if not self._has_gradient(sequences, totals):
-            return TrainResult(False, self._steps, {"lr": lr, "tokens": float(totals.tokens)})
+            return TrainResult(False, self._steps, {"lr": lr, "loss_tokens": float(totals.tokens)})
         self._optimizer.zero_grad(set_to_none=True)
         metrics = self._accumulate(model, [sequences[part] for part in slices], totals)
         metrics["grad_norm"] = self._clip(metrics["loss"])
@@ -114,7 +115,7 @@ class HFTrainEngine:
             group["lr"] = lr
         self._optimizer.step()
         self._steps += 1
-        return TrainResult(True, self._steps, {**metrics, "lr": lr, "tokens": float(totals.tokens)})
+        return TrainResult(True, self._steps, {**metrics, "lr": lr, "loss_tokens": float(totals.tokens)})
 
     def export(self, version: int) -> Snapshot:
         """Publish the current weights."""
@@ -143,7 +144,7 @@ class HFTrainEngine:
     def _has_gradient(self, sequences: Sequence[TrainSequence], totals: Normalizers) -> bool:
         if totals.tokens == 0:
             return False
-        return self._entropy_coef != 0.0 or any(s.advantage != 0.0 and any(s.loss_mask) for s in sequences)
+        return self._entropy_coef != 0.0 or any(map(has_policy_gradient, sequences))
 
     def _accumulate(
         self, model: PreTrainedModel, parts: list[Sequence[TrainSequence]], totals: Normalizers

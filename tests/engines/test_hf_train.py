@@ -146,9 +146,9 @@ def test_metrics_of_one_step(trainer, ckpt):
         "entropy",
         "approx_kl",
         "lr",
-        "tokens",
+        "loss_tokens",
     }
-    assert metrics["tokens"] == 17
+    assert metrics["loss_tokens"] == 17
     assert metrics["lr"] == 1e-2
     assert metrics["grad_norm"] > 0
     assert metrics["entropy"] == pytest.approx(math.log(32), abs=0.1), "random weights are all but uniform"
@@ -200,7 +200,7 @@ def test_no_gradient_means_no_step(trainer, ckpt, rows, settings):
     before = weights(engine)
     result = engine.train([sequence(ckpt, *row) for row in rows])
     assert (result.stepped, result.train_version) == (False, 1)
-    assert result.metrics["tokens"] == sum(len(completion) for _, completion, _ in rows)
+    assert result.metrics["loss_tokens"] == sum(len(completion) for _, completion, _ in rows)
     assert equal(before, weights(engine))
 
 
