@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-from pathlib import Path
 
 from fsm_trainer.config.errors import flag
 from fsm_trainer.config.groups import GROUPS
 from fsm_trainer.config.preflight import Inputs, plan_warnings
 from fsm_trainer.config.train_config import TrainConfig
+from fsm_trainer.trainers.run_directory import RunDirectory
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "pandas", "transitions", "vllm")
 
@@ -33,7 +33,7 @@ def _settings(config: TrainConfig) -> str:
 
 
 def _plan_rows(config: TrainConfig, inputs: Inputs) -> list[tuple[str, str]]:
-    prompts, output = inputs.prompts, Path(config.output_dir or "")
+    prompts, run = inputs.prompts, RunDirectory.of(config)
     scheduler = config.to_scheduler_config(prompts.total_batches)
     return [
         ("machines", f"1 run, 1 trainer, {scheduler.workers} rollout worker(s), {scheduler.engines} engine(s)"),
@@ -45,10 +45,10 @@ def _plan_rows(config: TrainConfig, inputs: Inputs) -> list[tuple[str, str]]:
         ("batch", f"{config.batch_size} prompts x {config.n_samples} samples = {config.rows_per_batch} sequences"),
         ("steps", f"{scheduler.max_steps}, of {prompts.total_batches} batches in {config.epochs} epoch(s)"),
         ("context", f"{config.max_prompt_tokens + config.max_new_tokens} of {inputs.context or 'unknown'} positions"),
-        ("event log", str(output / "events.arrows")),
-        ("configuration", str(output / "config.json")),
-        ("metrics", str(output / "metrics.jsonl")),
-        ("samples", str(output / "samples") if config.log_samples == "all" else "none"),
+        ("event log", str(run.events)),
+        ("configuration", str(run.config)),
+        ("metrics", str(run.metrics)),
+        ("samples", str(run.samples) if config.log_samples == "all" else "none"),
         ("checkpoints", _checkpoints(config)),
         ("versions", ", ".join([f"python {platform.python_version()}", *_versions()])),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsm_trainer.config import TrainConfig
+from fsm_trainer.config import ConfigError, TrainConfig
 from fsm_trainer.eventlog.schema import LOG_NAME
 
 
@@ -18,15 +18,29 @@ class RunDirectory:
 
     @classmethod
     def create(cls, config: TrainConfig) -> RunDirectory:
-        """Make the folders of a resolved configuration and write its `config.json`."""
-        assert config.output_dir is not None and config.save_path is not None, config
-        run = cls(Path(config.output_dir), Path(config.save_path))
+        """Make the folders of a resolved configuration and write its `config.json`; ConfigError over another run."""
+        run = cls.of(config)
         run.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with run.config.open("x", encoding="utf-8") as file:
+                file.write(config.to_json())
+        except FileExistsError as error:
+            raise ConfigError(f"--output-dir {run.path} holds another run by now; give a new folder") from error
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         if config.log_samples != "none":
             run.samples.mkdir(exist_ok=True)
-        (run.path / "config.json").write_text(config.to_json(), encoding="utf-8")
         return run
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> RunDirectory:
+        """The folders that a resolved configuration names; makes nothing."""
+        assert config.output_dir is not None and config.save_path is not None, config
+        return cls(Path(config.output_dir), Path(config.save_path))
+
+    @property
+    def config(self) -> Path:
+        """The run's settings."""
+        return self.path / "config.json"
 
     @property
     def events(self) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsm_trainer.config import TrainConfig
+from fsm_trainer.config import ConfigError, TrainConfig
 from fsm_trainer.config.resolve import resolve
 from fsm_trainer.trainers.run_directory import RunDirectory
 
@@ -43,6 +43,14 @@ def test_checkpoints_sort_by_step(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path, tmp_path)
     names = [run.checkpoint(step).name for step in (9, 10, 200)]
     assert names == sorted(names)
+
+
+def test_another_run_is_never_overwritten(make_config: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    RunDirectory.create(resolve(make_config(seed=1), 0))
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(ConfigError, match="run holds another run by now; give a new folder"):
+        RunDirectory.create(resolve(make_config(seed=2), 0))
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
 def test_a_file_in_the_way_is_an_os_error(make_config: Callable[..., TrainConfig], tmp_path: Path) -> None:
