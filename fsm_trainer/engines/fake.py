@@ -47,6 +47,8 @@ EXIT_CODE = 13
 """What the process of a fake engine exits with when it dies."""
 _VOCABULARY = 32
 _EOS = 0
+_STOPS = 0.2
+"""Share of tokens that end a completion."""
 
 
 class OperationAborted(RuntimeError):  # noqa: N818
@@ -114,6 +116,8 @@ class FakeRolloutEngine:
 
     def generate(self, request: RolloutRequest) -> Rollout:
         """Make up `n_samples` completions for each prompt."""
+        if self._version < 0:
+            raise RuntimeError("no weights loaded: load_weights must succeed before generate")
         with self._lock:
             self._generating = True
             self._aborted.clear()
@@ -123,6 +127,7 @@ class FakeRolloutEngine:
         finally:
             with self._lock:
                 self._generating = False
+                self._aborted.clear()
         groups = tuple(self._group(request.seed, index) for index in range(len(request.prompts)))
         assert done.rollout_version_first is not None and done.rollout_version_last is not None
         return Rollout(groups, done.rollout_version_first, done.rollout_version_last)
@@ -144,10 +149,10 @@ class FakeRolloutEngine:
 
     def _sample(self, place: str) -> Sample:
         rng = random.Random(place)
-        tokens = [rng.randrange(_VOCABULARY) for _ in range(rng.randint(1, self._max_new_tokens))]
+        tokens: list[int] = []
+        while len(tokens) < self._max_new_tokens and _EOS not in tokens:
+            tokens.append(_EOS if rng.random() < _STOPS else rng.randrange(_VOCABULARY))
         stopped = _EOS in tokens
-        if stopped:
-            tokens = tokens[: tokens.index(_EOS) + 1]
         logprobs = tuple(-rng.random() for _ in tokens)
         return Sample(tuple(tokens), logprobs, "stop" if stopped else "length")
 

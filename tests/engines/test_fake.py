@@ -235,6 +235,7 @@ def test_the_rollout_engine_serves_the_version_it_loaded() -> None:
 def test_the_rollout_engines_abort_ends_a_generation_and_is_a_no_op_when_idle() -> None:
     waiting = threading.Event()
     engine = FakeRolloutEngine(FakeBehaviour({C.GENERATE: lambda _: waiting.set() or 0.0}, faults=[HANG_ONCE]))
+    engine.load_weights(Snapshot(0, "", 0))
     engine.abort()
     thread, errors = in_thread(lambda: engine.generate(REQUEST))
     waiting.wait()  # it has begun, so the abort counts
