@@ -100,7 +100,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset() -> None:
     Path("run.yaml").write_text("preset: quickstart\nbatch-size: 7\nlr: 0.5\n")
     invocation = parse(["--config", "run.yaml", "--lr", "0.25"])
     config = invocation.config
-    assert (config.lr, config.batch_size, config.max_new_tokens, config.lr_decay_style) == (0.25, 7, 5, "constant")
+    assert (config.lr, config.batch_size, config.max_new_tokens, config.weight_decay) == (0.25, 7, 5, 0.0)
     assert invocation.origin["batch_size"] == "run.yaml"
     assert invocation.origin["max_new_tokens"] == "the preset quickstart"
     assert "lr" not in invocation.origin
