@@ -52,16 +52,13 @@ def sampling_params(config: TrainConfig) -> SamplingParams:
 
 
 def rollout_engine_factory(config: TrainConfig, engine: int) -> Callable[[], RolloutEngine]:
-    """What makes rollout engine number `engine`; importable, so that it can be made in another process."""
-    # The child imports this by name, so that the parent need not import transformers for it.
-    return partial(_make_hf_rollout_engine, config, engine)
-
-
-def _make_hf_rollout_engine(config: TrainConfig, engine: int) -> RolloutEngine:
+    """What makes rollout engine number `engine`; can be pickled, so that it can be made in another process."""
     from fsm_trainer.engines.hf_rollout import HFRolloutEngine
 
     assert config.ckpt is not None, config
-    return HFRolloutEngine(
+    # The engine itself rather than a function of this module, or its process would import the whole trainer.
+    return partial(
+        HFRolloutEngine,
         config.ckpt,
         sampling_params(config),
         device=config.rollout_groups[engine][0],

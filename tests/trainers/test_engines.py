@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fsm_trainer.config import TrainConfig
-from fsm_trainer.engines import hf_rollout, hf_train
+from fsm_trainer.engines import hf_train
 from fsm_trainer.engines.base import SamplingParams
+from fsm_trainer.engines.hf_rollout import HFRolloutEngine
 from fsm_trainer.runtime.host import InlineHost, ProcessHost
 from fsm_trainer.trainers.engines import make_rollout_host, make_train_engine, rollout_engine_factory, sampling_params
 
@@ -74,31 +77,28 @@ def test_sampling(make_config: Callable[..., TrainConfig]) -> None:
     assert sampling_params(config) == SamplingParams(5, 9, 0.7, 0.8, 12)
 
 
-def test_the_rollout_engine_can_be_made_elsewhere(
-    make_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    got: dict[str, Any] = {}
-    monkeypatch.setattr(
-        hf_rollout, "HFRolloutEngine", lambda ckpt, sampling, **kw: got.update(ckpt=ckpt, sampling=sampling, **kw)
-    )
+def test_the_rollout_engine_can_be_made_elsewhere(make_config: Callable[..., TrainConfig]) -> None:
     config = make_config(dtype="bfloat16", threads=3)
-    pickle.loads(pickle.dumps(rollout_engine_factory(config, 0)))()
-    assert got == {
-        "ckpt": config.ckpt,
-        "sampling": sampling_params(config),
-        "device": "cpu",
-        "dtype": "bfloat16",
-        "threads": 3,
-    }
+    factory = pickle.loads(pickle.dumps(rollout_engine_factory(config, 0)))
+    assert factory.func is HFRolloutEngine
+    assert factory.args == (config.ckpt, sampling_params(config))
+    assert factory.keywords == {"device": "cpu", "dtype": "bfloat16", "threads": 3}
+
+
+def test_the_process_of_an_engine_imports_no_trainer(make_config: Callable[..., TrainConfig]) -> None:
+    factory = pickle.dumps(rollout_engine_factory(make_config(), 0))
+    code = "import pickle, sys; pickle.load(sys.stdin.buffer); print('fsm_trainer.trainers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], input=factory, capture_output=True, check=True, timeout=120)
+    assert done.stdout.split() == [b"False"]
 
 
 def test_the_host_is_the_configured_one(make_config: Callable[..., TrainConfig]) -> None:
     inline = make_rollout_host(make_config(), 0)
-    process = make_rollout_host(make_config(rollout_host="process"), 1)
+    process = make_rollout_host(make_config(rollout_host="process"), 0)
     try:
         assert isinstance(inline, InlineHost)
         assert isinstance(process, ProcessHost)
-        assert (inline.name, process.name) == ("engine-0", "engine-1")
+        assert (inline.name, process.name) == ("engine-0", "engine-0")
     finally:
         inline.close(30)
         process.kill()
