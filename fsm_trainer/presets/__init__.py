@@ -28,6 +28,5 @@ def prepare_preset(config: TrainConfig, folder: Path, provided: frozenset[str] =
     """Write what the preset of `config` needs into `folder`, except what the user gave as a path or an object."""
     if config.preset is None:
         return config
-    names = ("ckpt", "dataset_path", "reward_fn_path")
-    keep = provided | {name for name in names if getattr(config, name) is not None}
+    keep = provided | {name for name, value in config if value is not None}
     return config.model_copy(update=_PRESETS[config.preset].write_files(folder, seed=config.seed, keep=keep))

@@ -18,8 +18,6 @@ from fsm_trainer.data.datasets import Rows
 from fsm_trainer.data.rewards import RewardFn
 from fsm_trainer.presets import prepare_preset
 
-_PATHS = ("ckpt", "dataset_path", "reward_fn_path")
-
 
 @dataclass
 class Prepared:
@@ -52,6 +50,7 @@ def prepare(config: TrainConfig, *, reward_fn: RewardFn | None = None, dataset: 
     given = {"reward_fn_path": reward_fn is not None, "dataset_path": dataset is not None}
     provided = frozenset(name for name, there in given.items() if there)
     cuda_devices = count_cuda_devices(config)
+    # What the user wrote first, so that a message quotes it; then what was filled in.
     check_machine(config, cuda_devices, provided)
     config = resolve(config, cuda_devices)
     check_machine(config, cuda_devices, provided)
@@ -81,9 +80,7 @@ def prepare_for_queue(config: TrainConfig) -> Prepared:
 
 
 def _relocated(config: TrainConfig, old: Path, new: Path) -> TrainConfig:
-    moved = {}
-    for name in _PATHS:
-        value = getattr(config, name)
-        if value is not None and Path(value).is_relative_to(old):
-            moved[name] = str(new / Path(value).relative_to(old))
-    return config.model_copy(update=moved)
+    """The configuration with every path below `old` below `new` instead."""
+    texts = {name: value for name, value in config if isinstance(value, str)}
+    inside = {name: Path(text) for name, text in texts.items() if Path(text).is_relative_to(old)}
+    return config.model_copy(update={name: str(new / path.relative_to(old)) for name, path in inside.items()})
