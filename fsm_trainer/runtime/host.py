@@ -104,7 +104,9 @@ class InlineHost:
         joined = [lane.join(max(0.0, deadline - time.monotonic())) for lane in (self._lane, self._urgent)]
         if not all(joined):
             self.kill()
-        elif (error := goodbye.exception()) is not None:
+            return
+        self._calls.fail_all(HostClosed(f"engine {self.name} is closed"))  # what slipped in behind the goodbye
+        if (error := goodbye.exception()) is not None:
             raise error
 
     def kill(self) -> None:
