@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fsm_trainer.trainers.prepare import Prepared
 from fsm_trainer.trainers.progress import Display
-from fsm_trainer.trainers.trainer import AsyncPolicyTrainer, PolicyOnlyTrainer, RunResult, Trainer
+from fsm_trainer.trainers.result import RunResult
+from fsm_trainer.trainers.trainer import AsyncPolicyTrainer, PolicyOnlyTrainer, Trainer
 
 __all__ = ["AsyncPolicyTrainer", "PolicyOnlyTrainer", "RunResult", "Trainer", "build_trainer"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 
@@ -23,7 +23,7 @@ from fsm_trainer.data.rewards import RewardFn
 from fsm_trainer.eventlog.schema import log_metadata
 from fsm_trainer.eventlog.writer import EventLogWriter
 from fsm_trainer.runtime.clock import Clock, MonotonicClock
-from fsm_trainer.runtime.failures import EngineDied, EngineError
+from fsm_trainer.runtime.failures import EngineDied, EngineError, HostClosed
 from fsm_trainer.runtime.inbox import ThreadInbox
 from fsm_trainer.runtime.lanes import Lanes
 from fsm_trainer.runtime.loop import EventLoop, Observer
@@ -36,35 +36,17 @@ from fsm_trainer.trainers.people_log import PeopleLog
 from fsm_trainer.trainers.prepare import Prepared, prepare, prepare_for_queue
 from fsm_trainer.trainers.progress import Display, ProgressTracker
 from fsm_trainer.trainers.queue_operations import OnWeights, QueueOperations
+from fsm_trainer.trainers.result import RunResult, run_result
 from fsm_trainer.trainers.rollout_operations import RolloutOperations
 from fsm_trainer.trainers.run_directory import RunDirectory
 from fsm_trainer.trainers.scoring import Scorer
 
-EXIT_CODES = {"completed": 0, "failed": 1, "interrupted": 130}
 CLOSE_TIMEOUT_S = 10.0
 """How long an engine may take to end once the run is over; then it is killed."""
 LANES_TIMEOUT_S = 1.0
 """The same for worker threads: one that is busy then does what the run has waited for in vain already."""
 
 _log = structlog.get_logger("fsm_train")
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended."""
-
-    outcome: str
-    """"completed", "failed" or "interrupted"."""
-    exit_code: int
-    message: str
-    """One line: what happened, where, and what is on disk."""
-    run: RunDirectory
-    train_version: int
-    metrics: dict[str, float]
-    """Numbers of the last step."""
-    loop_busy_ns: int
-    """The event loop's own time: deciding, logging and dispatching."""
-    inputs: int
 
 
 class Trainer:
@@ -133,8 +115,8 @@ class Trainer:
             stack.enter_context(stop_signals(inbox.put))
             observers: list[Observer] = [metrics, progress, PeopleLog(), operations]
             loop = EventLoop(scheduler, log, inbox, lanes.dispatch, clock, observers)
-            outcome = loop.run()
-        return self._result(run, scheduler, loop, outcome, metrics, clock)
+            loop.run()
+        return run_result(run, scheduler.state, loop, metrics.last, clock.now_ns() / 1e9)
 
     def _operations(self, run: RunDirectory, clock: Clock, post: Callable[[Input], None]) -> RunOperations:
         config, inputs = self.config, self._inputs
@@ -161,31 +143,6 @@ class Trainer:
             yield
         finally:
             self._display.stop()
-
-    def _result(
-        self, run: RunDirectory, scheduler: Scheduler, loop: EventLoop, outcome: str, metrics: StepMetrics, clock: Clock
-    ) -> RunResult:
-        s = scheduler.state
-        steps = f"{s.train_version} step{'' if s.train_version == 1 else 's'}"
-        kept = f"checkpoint {run.checkpoint(s.saved_version)}" if s.saved_version else "no checkpoint"
-        where = f"{kept}, log {run.events}"
-        if outcome == "completed":
-            reward = f", mean reward {metrics.last['reward_mean']:.3f}" if metrics.last else ""
-            message = f"completed {steps} in {clock.now_ns() / 1e9:.1f} s ({s.drain_reason}){reward}; {where}"
-        elif outcome == "interrupted":
-            message = f"interrupted by {s.drain_reason or 'a stop request'} after {steps}; {where}"
-        else:
-            message = f"failed after {steps}: {loop.error}; {where}"
-        return RunResult(
-            outcome=outcome,
-            exit_code=EXIT_CODES[outcome],
-            message=message,
-            run=run,
-            train_version=s.train_version,
-            metrics=dict(metrics.last),
-            loop_busy_ns=loop.busy_ns,
-            inputs=loop.inputs,
-        )
 
 
 class PolicyOnlyTrainer(Trainer):
@@ -219,6 +176,10 @@ class AsyncPolicyTrainer(Trainer):
         if queue is not None and (reward_fn is not None or dataset is not None):
             raise ValueError(
                 "got a queue and a reward_fn or dataset: batches in a queue are generated and scored already"
+            )
+        if queue is None and on_weights is not None:
+            raise ValueError(
+                "got on_weights without a queue: only producers outside the run need to be told of weights"
             )
         if queue is not None:
             prepared = prepare_for_queue(config)
@@ -279,7 +240,7 @@ def _close_operations(operations: RunOperations) -> None:
     """An engine that fails to close does not change how the run ended; it is killed, and said."""
     try:
         operations.close(CLOSE_TIMEOUT_S)
-    except (EngineError, EngineDied) as error:
+    except (EngineError, EngineDied, HostClosed) as error:
         _log.warning("engine_close_failed", message=str(error))
 
 

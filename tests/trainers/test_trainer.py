@@ -188,6 +188,8 @@ def test_fit_is_for_once(make_config: Make) -> None:
 def test_a_queue_needs_neither_dataset_nor_reward(extra: dict[str, Any], make_config: Make) -> None:
     with pytest.raises(ValueError, match="got a queue and a reward_fn or dataset"):
         AsyncPolicyTrainer(make_config(), queue=AsyncTrainBatchQueue(1), **extra)
+    with pytest.raises(ValueError, match="got on_weights without a queue"):
+        AsyncPolicyTrainer(make_config(), reward_fn=varied_reward, dataset=ROWS, on_weights=print)
 
 
 @pytest.mark.parametrize(
