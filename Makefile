@@ -46,8 +46,9 @@ format: setup ## rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: setup ## rewrite what is generated: the schema, the table of settings, the pages of machines
+docs: setup ## rewrite what is generated: the schemas, the table of settings, the pages of machines
 	$(BIN)/python -m fsm_trainer.config.reference
+	$(BIN)/python -m fsm_trainer.eventlog.schema > schemas/event_log.json
 	$(BIN)/python -m fsm_trainer.replay.diagrams
 
 clean: ## remove the environment, caches and builds, never runs/

@@ -1,8 +1,8 @@
 """The three admissions: when a batch may be started, when it may be consumed, and what engines must load.
 
 `paced` bounds staleness with nothing thrown away, `greedy` produces until the queue is full and drops what went
-stale, `lockstep` fixes which weights generate which batch. DESIGN section 5; docs/scheduler.md gives the reasons. They
-only read the state: the rules in `rules.py` act on their answers.
+stale, `lockstep` fixes which weights generate which batch; docs/scheduler.md gives the reasons. They only read the
+state: the rules in `rules.py` act on their answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must hold after every event (DESIGN section 8): a cheap part checked live, and a monitor over the records.
+"""What must hold after every event: a cheap part checked live, and a monitor over the records.
 
 `check_live` and `check_state` read the state only: the first costs microseconds and runs live, the second says that
 nobody waits while what it waits for is there. `Monitor` (monitor.py) follows the records of a run, from the scheduler

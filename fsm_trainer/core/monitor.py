@@ -1,4 +1,4 @@
-"""The invariants of a run's history (DESIGN section 8), checked on its records alone.
+"""The invariants of a run's history, checked on its records alone.
 
 `Monitor` follows the records in order, from a scheduler or from a log, keeps its own account and raises
 `InvariantViolation` at the first record that cannot be. It shares nothing with the scheduler but the edge tables.

@@ -1,4 +1,4 @@
-"""A scheduler that is watched: every invariant of DESIGN section 8 after every input, and what the end must show."""
+"""A scheduler that is watched: every invariant after every input, and what the end must show."""
 
 from __future__ import annotations
 
