@@ -6,8 +6,9 @@ import re
 
 from fsm_trainer.config.errors import ConfigError
 
-_RANGE = re.compile(r"(?:cuda:)?(\d+)\.\.(\d+)")
-_SINGLE = re.compile(r"(?:cuda:)?(\d+)")
+# Four digits name more devices than any machine has; a longer range would only fill the memory.
+_RANGE = re.compile(r"(?:cuda:)?([0-9]{1,4})\.\.([0-9]{1,4})")
+_SINGLE = re.compile(r"(?:cuda:)?([0-9]{1,4})")
 
 
 def parse_devices(name: str, text: str) -> tuple[str, ...]:

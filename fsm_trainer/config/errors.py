@@ -27,3 +27,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def one_line(text: object) -> str:
     """Fold a message onto one line."""
     return " ".join(str(text).split())
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """A value as a message shows it: text as it is, quoted where it would not be seen, and cut where it is long."""
+    text = value if isinstance(value, str) and value.strip() and value.isprintable() else repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

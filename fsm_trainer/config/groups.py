@@ -6,9 +6,10 @@ has the setting. This module knows nothing of flags, files or devices.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 
 class _Group(BaseModel):
@@ -21,6 +22,26 @@ class _Group(BaseModel):
         coerce_numbers_to_str=True,
         validate_default=True,
     )
+
+    @field_validator("*")
+    @classmethod
+    def _usable_text(cls, value: Any) -> Any:
+        """Refuse text that no file or device can be named by; an empty path would mean the current folder."""
+        if isinstance(value, str):
+            if not value.strip():
+                raise PydanticCustomError("empty_text", "a text that is not empty; leave it out for its default")
+            if "\0" in value or not _is_unicode(value):
+                raise PydanticCustomError("odd_text", "UTF-8 text without null characters")
+        return value
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written as UTF-8: bytes of an argument that are none come as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class BasicSettings(_Group):

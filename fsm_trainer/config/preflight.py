@@ -15,7 +15,7 @@ from typing import Any
 
 from fsm_trainer.config import hub
 from fsm_trainer.config.devices import parse_devices
-from fsm_trainer.config.errors import ConfigError, flag, one_line
+from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
 from fsm_trainer.config.train_config import TrainConfig
 from fsm_trainer.data.datasets import LOADER_FUNCTION, Rows, check_rows, is_local, load_training_rows, split_hub_name
 from fsm_trainer.data.prompts import PromptSource
@@ -28,6 +28,7 @@ _REQUIRED = {
     "dataset_path": "the prompts, a .jsonl file",
     "reward_fn_path": "a Python file that defines reward_fn(record)",
 }
+_PATHS = ("ckpt", "dataset_path", "dataset_loader_fn", "reward_fn_path", "output_dir", "save_path")
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def check_machine(config: TrainConfig, cuda_devices: int, provided: frozenset[st
         _check_devices(flag(name), getattr(config, name) or "", cuda_devices)
     _check_sizes(config)
     _check_engine(config)
+    for name in _PATHS:
+        _check_path_can_be(flag(name), getattr(config, name))
     _check_folder("--output-dir", config.output_dir)
     _check_folder("--save-path", config.save_path)
 
@@ -104,16 +107,37 @@ def _check_engine(config: TrainConfig) -> None:
         raise ConfigError("--rollout-engine vllm needs the extra of that name: pip install 'fsm-trainer[vllm]'")
 
 
+def _check_path_can_be(name: str, text: str | None) -> None:
+    """What the system refuses to look at: a name too long, a loop of links, a folder that may not be entered."""
+    if text is None:
+        return
+    try:
+        Path(text).expanduser().stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # what is missing is told by the check that needs it
+    except (OSError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else one_line(error)
+        raise ConfigError(f"{name} {shown(text)} cannot be used: {why}; give another path") from error
+
+
 def _check_folder(name: str, text: str | None) -> None:
     if text is None:
         return
     path = Path(text).expanduser()
+    if path.is_symlink() and not path.exists():
+        raise ConfigError(f"{name} {text} is a link to nothing; give a folder that is new or empty")
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{name} {text} is a file; give a folder that is new or empty")
-    if path.is_dir() and any(path.iterdir()):
+    try:
+        used = path.is_dir() and any(path.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{name} {text} cannot be read: {error.strerror}; give a new folder") from error
+    if used:
         raise ConfigError(f"{name} {text} exists and is not empty, and a run is never overwritten; give a new folder")
     parent = next(p for p in (path, *path.absolute().parents) if p.exists())
-    if not os.access(parent, os.W_OK):
+    if not parent.is_dir():
+        raise ConfigError(f"{name} {text} cannot be made: {parent} is a file; give another folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(f"{name} {text} cannot be written: no permission for {parent}; give another folder")
 
 

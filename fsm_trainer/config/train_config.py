@@ -15,7 +15,7 @@ from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from fsm_trainer.config.devices import parse_devices
-from fsm_trainer.config.errors import ConfigError, flag, one_line
+from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
 from fsm_trainer.config.groups import (
     AsyncSettings,
     BasicSettings,
@@ -209,9 +209,7 @@ def _describe(error: ErrorDetails, origin: dict[str, str]) -> str:
     where = f" in {origin[name]}" if name in origin else ""
     if error["type"] == "extra_forbidden":
         return f"unknown setting {name!r}{where}"
-    value = error["input"]
-    shown = value if isinstance(value, str | int | float) and not isinstance(value, bool) else repr(value)
-    return f"{flag(name)} is {shown}{where}, expected {_expected(error)}"
+    return f"{flag(name)} is {shown(error['input'])}{where}, expected {_expected(error)}"
 
 
 def _expected(error: ErrorDetails) -> str:
@@ -224,7 +222,7 @@ def _expected(error: ErrorDetails) -> str:
     }
     if kind in bounds:
         words, key = bounds[kind]
-        return f"{words} {context[key]:g}"
+        return f"{words} {context[key] if isinstance(context[key], int) else format(context[key], 'g')}"
     if kind == "literal_error":
         return "one of " + str(context["expected"]).replace("'", "").replace(" or ", ", ")
     words_by_kind = {"int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false"}

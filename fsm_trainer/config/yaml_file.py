@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from fsm_trainer.config.errors import ConfigError, one_line, suggestion
+from fsm_trainer.config.errors import ConfigError, one_line, shown, suggestion
 from fsm_trainer.config.train_config import TrainConfig
 
 _SCALARS = (str, int, float, bool, type(None))
@@ -22,7 +22,7 @@ def read_config_file(path: str) -> dict[str, Any]:
         raise ConfigError(f"--config {path} holds no mapping, expected lines such as `batch-size: 16`")
     values: dict[str, Any] = {}
     for key_node, value_node in root.value:
-        key, value = str(key_node.value), _construct(value_node, path)
+        key, value = _key(key_node), _construct(value_node, path)
         name = _field_name(key, value, path)
         if name in values:
             raise ConfigError(f"{key!r} is set twice in {path}; keep one of the two")
@@ -34,13 +34,18 @@ def _compose(path: str) -> yaml.Node | None:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}; give the path of a YAML file") from error
+        why = f"cannot be read: {error.strerror}"
+        raise ConfigError(f"--config {shown(path)} {why}; give the path of a YAML file") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {path} is not UTF-8 text; give the path of a YAML file") from error
+    except ValueError as error:  # a null character in the path
+        raise ConfigError(f"--config {shown(path)} is no path: {error}; give the path of a YAML file") from error
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise _invalid(path, error) from error
+    except RecursionError as error:
+        raise ConfigError(f"--config {path} is nested too deeply, expected lines such as `batch-size: 16`") from error
 
 
 def _invalid(path: str, error: yaml.YAMLError) -> ConfigError:
@@ -56,8 +61,21 @@ def _construct(node: yaml.Node, path: str) -> Any:
         return loader.construct_object(node, deep=True)
     except yaml.YAMLError as error:
         raise _invalid(path, error) from error
+    except (ValueError, AttributeError, TypeError, OverflowError) as error:
+        # What PyYAML's constructors let through for text that is not what its form or tag says, as in 2020-13-45.
+        text = shown(node.value if isinstance(node, yaml.ScalarNode) else one_line(error))
+        raise ConfigError(
+            f"--config {path} line {node.start_mark.line + 1}: {text} is no {node.tag.rpartition(':')[2]}; "
+            f"text goes in quotes"
+        ) from error
     finally:
         loader.dispose()
+
+
+def _key(node: yaml.Node) -> str:
+    if isinstance(node, yaml.ScalarNode):
+        return str(node.value)
+    return f"a {'mapping' if isinstance(node, yaml.MappingNode) else 'sequence'} as a key"
 
 
 def _field_name(key: str, value: Any, path: str) -> str:
@@ -66,9 +84,12 @@ def _field_name(key: str, value: Any, path: str) -> str:
     fields = TrainConfig.model_fields
     if name not in fields:
         close = suggestion(key.replace("_", "-"), [field.replace("_", "-") for field in fields])
-        raise ConfigError(f"unknown setting {key!r} (value {value!r}) in {path}{close or '; see fsm-train --help'}")
+        what = f"unknown setting {key!r} (value {shown(repr(value))})"
+        raise ConfigError(f"{what} in {path}{close or '; see fsm-train --help'}")
     if not isinstance(value, _SCALARS):
-        raise ConfigError(f"{key!r} is {value!r} in {path}, expected one value, not a {type(value).__name__}")
+        raise ConfigError(
+            f"{key!r} is {shown(repr(value))} in {path}, expected one value, not a {type(value).__name__}"
+        )
     # YAML's own booleans (yes, no, on, off) would count as numbers.
     if isinstance(value, bool) and fields[name].annotation is not bool:
         raise ConfigError(f"{key!r} is {str(value).lower()} in {path}, expected no true or false here; see --help")
