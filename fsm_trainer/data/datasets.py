@@ -51,11 +51,29 @@ def _to_dataset(rows: Sequence[Row], path: str) -> Dataset:
 
     # Columns of every row, not only of the first: JSONL rows need not all have the same keys.
     columns = dict.fromkeys(key for row in rows for key in row)
+    values = {key: [row.get(key) for row in rows] for key in columns}
     try:
-        return Dataset.from_dict({key: [row.get(key) for row in rows] for key in columns})
+        return Dataset.from_dict(values)
     except (TypeError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"dataset {path} has a column whose values are not all of one type: {reason}") from error
+        column = _odd_column(values)
+        name = f"{column!r}, which" if column is not None else "that"
+        raise ValueError(
+            f"dataset {path} has a column {name} cannot be kept, because its values are not all of one type or too "
+            f"large: {reason}; make them one type"
+        ) from error
+
+
+def _odd_column(columns: dict[str, list[Any]]) -> str | None:
+    """The first column that Arrow does not take; its own messages do not name it."""
+    from datasets import Dataset
+
+    for name, values in columns.items():
+        try:
+            Dataset.from_dict({name: values})
+        except (TypeError, ValueError, OverflowError):
+            return name
+    return None
 
 
 def split_hub_name(name: str) -> tuple[str, str | None, str]:
@@ -107,7 +125,10 @@ def _call_loader(function: Callable[..., Any], loader: str, dataset_path: str, k
 
     try:
         return function(dataset_path, default_loader=noted_default_loader, **kwargs)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # SystemExit too: a script's own way out would end the command with that code and without a word.
         # A message of our own default loader says all there is to say; anything else is the user's code.
         if any(error is refusal for refusal in refusals):
             raise
@@ -118,10 +139,27 @@ def check_rows(rows: Any, source: str) -> None:
     """Raise ValueError unless `rows` is a non-empty sequence of mappings with a usable `prompt` each."""
     if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__") or isinstance(rows, dict | str):
         raise ValueError(f"dataset {source} gave a {type(rows).__name__}, expected a Dataset or a list of rows")
-    if len(rows) == 0:
+    if _length(rows, source) == 0:
         raise ValueError(f"dataset {source} has no rows; give one with at least one batch of prompts")
     for index in range(len(rows)):
-        _check_row(rows[index], index, source)
+        _check_row(_row(rows, index, source), index, source)
+
+
+def _length(rows: Any, source: str) -> int:
+    try:
+        return len(rows)
+    except Exception as error:  # a user's class may raise anything
+        raise ValueError(f"dataset {source} has no length: {type(error).__name__}: {error}") from error
+
+
+def _row(rows: Any, index: int, source: str) -> Any:
+    try:
+        return rows[index]
+    except Exception as error:  # a user's class, or a table whose [] gives columns, as pandas' does
+        raise ValueError(
+            f"dataset {source} (a {type(rows).__name__}) gives no row {index}: {type(error).__name__}: {error}; give a "
+            f"Dataset (Dataset.from_pandas of a frame) or a list of rows"
+        ) from error
 
 
 def _check_row(row: Any, index: int, source: str) -> None:

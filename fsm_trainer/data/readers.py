@@ -21,6 +21,8 @@ def read_rows(path: Path) -> list[Row]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"dataset {path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    except OSError as error:
+        raise ValueError(f"dataset {path} cannot be read: {error.strerror}; give a file you may read") from error
     return reader(path, text)
 
 
@@ -46,6 +48,9 @@ def _parse(text: str, path: Path, first_line: int) -> Any:
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise ValueError(f"dataset {path} line {line} is not valid JSON: {error.msg} (column {error.colno})") from error
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, or brackets nested thousands deep: JSON, but nothing that can be kept.
+        raise ValueError(f"dataset {path} line {first_line} or later holds what cannot be read: {error}") from error
 
 
 def _row(value: Any, place: str) -> Row:

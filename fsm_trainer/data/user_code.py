@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -27,19 +28,27 @@ def load_function(spec: str, default_function: str, purpose: str) -> Callable[..
     path, name = split_spec(spec, default_function)
     if not path.is_file():
         raise UserCodeError(f"{purpose} file {path} does not exist; give the path of a Python file")
-    module_spec = importlib.util.spec_from_file_location(f"fsm_trainer_user_{path.stem}", path.resolve())
+    file = path.resolve()
+    module_spec = importlib.util.spec_from_file_location(f"fsm_trainer_user_{path.stem}", file)
     if module_spec is None or module_spec.loader is None:
         raise UserCodeError(f"{purpose} file {path} is not a Python file; give a file that ends in .py")
     module = importlib.util.module_from_spec(module_spec)
-    sys.path.insert(0, str(path.resolve().parent))
+    folder, home = str(file.parent), Path.cwd()
+    sys.path.insert(0, folder)
     # Dataclasses and pickle look a class's module up there.
     sys.modules[module_spec.name] = module
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserCodeError(f"{purpose} file {path} does not run: {where(error, path)}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # SystemExit too: a script's own way out would end the command with that code and without a word.
+        raise UserCodeError(f"{purpose} file {path} does not run: {where(error, file)}") from error
     finally:
-        sys.path.remove(str(path.resolve().parent))
+        # A file that changes folders or paths must not move the run's own relative ones.
+        os.chdir(home)
+        if folder in sys.path:
+            sys.path.remove(folder)
     function = getattr(module, name, None)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -48,7 +57,7 @@ def load_function(spec: str, default_function: str, purpose: str) -> Callable[..
     return cast("Callable[..., Any]", function)
 
 
-def where(error: Exception, path: Path) -> str:
+def where(error: BaseException, path: Path) -> str:
     """`line N: Type: message` with the deepest line of the user's own file, on one line."""
     own = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path.resolve()]
     line = error.lineno if isinstance(error, SyntaxError) else own[-1] if own else None

@@ -53,7 +53,7 @@ def test_json_list_and_byte_order_mark() -> None:
         ("d.json", '{"prompt": "a"}', "dataset d.json holds a dict, expected a list of objects"),
         ("d.json", '[{"prompt": "a"}, 3]', "dataset d.json item 2 holds a int, expected an object with a prompt"),
         ("d.csv", "prompt\na\n", "dataset d.csv ends in '.csv', expected .jsonl or .json"),
-        ("d.jsonl", '{"a": 1}\n{"a": "x"}\n', "dataset d.jsonl has a column whose values are not all of one type: "),
+        ("d.jsonl", '{"a": 1}\n{"a": "x"}\n', "dataset d.jsonl has a column 'a', which cannot"),
     ],
 )
 def test_broken_files(name: str, text: str, message: str) -> None:
