@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import numbers
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from fsm_trainer.data.user_code import load_function
 
 REWARD_FUNCTION = "reward_fn"
+MAX_REWARD = 1e30
+"""Largest size of a reward: beyond it a group's spread has no finite square in the precision of training."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,27 @@ def load_reward_fn(spec: str) -> RewardFn:
 
 def score(reward_fn: RewardFn, record: RewardRecord) -> float:
     """The reward of a record: a finite number. What the user's code raises passes through with its own traceback."""
-    value = reward_fn(record)
-    name = getattr(reward_fn, "__name__", type(reward_fn).__name__)
+    return checked_number(getattr(reward_fn, "__name__", type(reward_fn).__name__), reward_fn(record))
+
+
+def checked_number(name: str, value: Any) -> float:
+    """What the reward function `name` returned for one completion, as a float; ValueError unless it is finite."""
     # numpy's and torch's scalars; an array, even of one element, is not one number.
     number = value.item() if getattr(value, "ndim", None) == 0 else value
     if not isinstance(number, numbers.Real):
-        raise ValueError(f"{name} returned {value!r} ({type(value).__name__}), expected one finite number")
-    if not math.isfinite(number):
-        raise ValueError(f"{name} returned {value!r}, expected a finite number; check its divisions and logarithms")
+        hint = "; does it end without a return?" if value is None else ""
+        raise ValueError(f"{name} returned {_short(value)} ({type(value).__name__}), expected one finite number{hint}")
+    # Compared before it becomes a float, which a whole number may be too large for.
+    if not abs(number) <= MAX_REWARD:
+        raise ValueError(
+            f"{name} returned {_short(value)}, expected a finite number of at most {MAX_REWARD:g} in size; check its "
+            f"divisions and logarithms"
+        )
     return float(number)
+
+
+def _short(value: Any) -> str:
+    try:
+        return reprlib.repr(value)
+    except Exception as error:  # a user's class, or a number with too many digits to print
+        return f"what cannot be shown ({type(error).__name__})"
