@@ -12,6 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+MAX_MESSAGE = 1000
+"""Characters of a failure's message; its traceback has the rest."""
+
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -79,7 +82,18 @@ def describe(error: BaseException) -> Failure:
         return Failure(error.type, error.message, error.traceback, error.where)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     where = "" if isinstance(error, (EngineDied, HostClosed)) else _where(error.__traceback__)
-    return Failure(type(error).__name__, str(error) or repr(error), text, where)
+    return Failure(type(error).__name__, _message(error), text, where)
+
+
+def _message(error: BaseException) -> str:
+    """What it says, on one line of bounded length; a user's exception may fail even at that."""
+    try:
+        # Half a surrogate pair is no UTF-8, and the event log holds nothing else.
+        said = (str(error) or repr(error)).encode("utf-8", "backslashreplace").decode()
+        text = " ".join(said.split())
+    except Exception as unsaid:
+        text = f"(its message cannot be shown: {type(unsaid).__name__})"
+    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."
 
 
 def _where(trace: TracebackType | None) -> str:

@@ -73,3 +73,23 @@ def test_a_death_says_who_died_of_what(code: int, text: str) -> None:
 def test_errors_can_be_pickled(error: Exception) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (Unprintable(), "(its message cannot be shown: RuntimeError)"),
+        (ValueError("a\n  b\tc"), "a b c"),
+        (ValueError("half \ud800"), "half \\ud800"),
+        (ValueError("y" * 5000), "y" * 997 + "..."),
+    ],
+)
+def test_any_exception_becomes_one_line_of_text(error: Exception, message: str) -> None:
+    failure = describe(error)
+    assert failure.message == message
+    failure.message.encode()
