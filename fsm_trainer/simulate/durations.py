@@ -66,6 +66,10 @@ class Durations:
         )
 
 
+LONGEST_S = 1e9
+"""Seconds that a given duration may have, some thirty years."""
+MOST_SIGMA, LEAST_ALPHA = 50.0, 0.1
+"""Beyond these a draw may exceed what a float holds."""
 _PARAMETERS = {"lognormal": ("median", "sigma"), "pareto": ("scale", "alpha"), "uniform": ("low", "high")}
 
 
@@ -86,8 +90,12 @@ def parse_amount(text: str) -> Amount:
         if values[0] > values[1]:
             raise ValueError(f"{text!r} has its low above its high; expected {_form(name)}")
         return Uniform(*values)
-    if name == "pareto" and not values[1] > 0:
-        raise ValueError(f"{text!r} has alpha 0, expected more than 0: the smaller, the heavier the tail")
+    if name == "pareto" and values[1] < LEAST_ALPHA:
+        raise ValueError(
+            f"{text!r} has alpha {values[1]:g}, expected at least {LEAST_ALPHA:g}: the smaller, the heavier the tail"
+        )
+    if name == "lognormal" and values[1] > MOST_SIGMA:
+        raise ValueError(f"{text!r} has sigma {values[1]:g}, expected at most {MOST_SIGMA:g}")
     return Lognormal(*values) if name == "lognormal" else Pareto(*values)
 
 
@@ -104,6 +112,6 @@ def _number(part: str, text: str) -> float:
         value = float(part)
     except ValueError:
         raise ValueError(f"{text!r} is no duration; give seconds as a number, or one of {_forms()}") from None
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{text!r} holds {part}, expected a finite number of at least 0")
+    if not 0 <= value <= LONGEST_S:
+        raise ValueError(f"{text!r} holds {part}, expected a number of at least 0 and at most {LONGEST_S:g}")
     return value
