@@ -39,8 +39,8 @@ def _expanded(config: TrainConfig) -> dict[str, object]:
 
 
 def threads_per_process(engines: int) -> int:
-    """Cores of this machine shared out among the trainer and the rollout engines."""
-    return max(1, (os.cpu_count() or 1) // (1 + engines))
+    """The cores this process may use, shared out among the trainer and the rollout engines."""
+    return max(1, len(os.sched_getaffinity(0)) // (1 + engines))
 
 
 def next_free_folder(parent: Path, stem: str) -> str:

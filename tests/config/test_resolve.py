@@ -13,7 +13,7 @@ from fsm_trainer.config.resolve import next_free_folder, resolve
 @pytest.fixture(autouse=True)
 def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
 
 
 def test_machine_without_cuda() -> None:
