@@ -1,6 +1,6 @@
-"""docs/machines.md, made from the edge tables that the scheduler runs on and the replayer validates with.
+"""docs/machines.md and README's drawing, made from the edge tables that the scheduler runs on.
 
-`python -m fsm_trainer.replay.diagrams` rewrites the page; a test keeps it current.
+`python -m fsm_trainer.replay.diagrams` rewrites both; a test keeps them current.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from pathlib import Path
 from fsm_trainer.core.machines import TABLES, TERMINAL, Edge
 
 PAGE = "docs/machines.md"
+README = "README.md"
+MARKS = ("<!-- machines: made by `make docs` -->\n", "<!-- end of machines -->")
+"""Around README's drawing."""
 _TITLES = {
     "rollout": ("Rollout worker", "One per worker; it carries one prompt batch at a time."),
     "trainer": ("Trainer", "One; `syncing` lasts until the snapshot is exported, not until engines have loaded it."),
@@ -50,6 +53,27 @@ def diagram(name: str) -> str:
     return "\n".join(lines)
 
 
+def overview() -> str:
+    """The two machines that overlap, without the edges by which a run ends."""
+    lines = ["```mermaid", "stateDiagram-v2", "    direction LR"]
+    for name, title in (("rollout", "rollout worker"), ("trainer", "trainer")):
+        _, initial, edges = TABLES[name]
+        lines += [f'    state "{title}" as {name} {{', "        direction LR", f"        [*] --> {initial.value}"]
+        kept = [e for e in edges if e.dest not in TERMINAL]
+        lines += [f"        {e.source.value} --> {e.dest.value}: {e.trigger}" for e in kept]
+        lines.append("    }")
+    return "\n".join([*lines, "    rollout --> trainer: train queue", "```", ""])
+
+
+def with_overview(readme: str) -> str:
+    """A README with its drawing renewed; ValueError if the marks are missing."""
+    before, mark, rest = readme.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not mark or not end:
+        raise ValueError(f"{README} lacks the marks {MARKS[0].strip()} and {MARKS[1]} around its drawing")
+    return before + mark + overview() + end + after
+
+
 def _grouped(name: str) -> list[tuple[str, list[Edge]]]:
     """Edges of one trigger, target and meaning together, in table order."""
     groups: dict[tuple[str, str, str], list[Edge]] = {}
@@ -63,8 +87,10 @@ def _names(edges: list[Edge]) -> str:
 
 
 def write(root: Path) -> None:
-    """Rewrite the page below the repository's root."""
+    """Rewrite the page and README's drawing below the repository's root."""
     (root / PAGE).write_text(page(), encoding="utf-8")
+    readme = root / README
+    readme.write_text(with_overview(readme.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsm_trainer.core.machines import TABLES
-from fsm_trainer.replay.diagrams import PAGE, diagram, page, section, write
+from fsm_trainer.replay.diagrams import MARKS, PAGE, README, diagram, page, section, with_overview, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,5 +33,13 @@ def test_edges_that_mean_the_same_share_a_row() -> None:
 
 def test_write_makes_the_page(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
+    (tmp_path / README).write_text(f"before\n{MARKS[0]}old\n{MARKS[1]} after", encoding="utf-8")
     write(tmp_path)
     assert (tmp_path / PAGE).read_text(encoding="utf-8") == page()
+
+
+def test_the_drawing_in_readme_is_current() -> None:
+    text = (ROOT / README).read_text(encoding="utf-8")
+    assert with_overview(text) == text, "run `make docs`"
+    with pytest.raises(ValueError, match="lacks the marks"):
+        with_overview("# no drawing")
