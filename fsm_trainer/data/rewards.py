@@ -6,7 +6,7 @@ import numbers
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from fsm_trainer.data.user_code import load_function
 
@@ -106,7 +106,7 @@ def checked_number(name: str, value: Any) -> float:
         hint = "; does it end without a return?" if value is None else ""
         raise ValueError(f"{name} returned {_short(value)} ({type(value).__name__}), expected one finite number{hint}")
     # Compared before it becomes a float, which a whole number may be too large for.
-    if not abs(number) <= MAX_REWARD:
+    if not abs(cast("float", number)) <= MAX_REWARD:
         raise ValueError(
             f"{name} returned {_short(value)}, expected a finite number of at most {MAX_REWARD:g} in size; check its "
             f"divisions and logarithms"
