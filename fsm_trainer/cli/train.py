@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 
 from fsm_trainer.cli.flags import Invocation, parse
+from fsm_trainer.cli.streams import guard_streams
 from fsm_trainer.config.errors import ConfigError
 
 INTERRUPTED = 130
@@ -18,6 +19,8 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
+    if argv is None:
+        guard_streams()
     try:
         invocation = parse(sys.argv[1:] if argv is None else argv)
     except SystemExit as stop:
