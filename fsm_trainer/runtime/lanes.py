@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -108,16 +109,18 @@ class Lanes:
 def failed(command: Command, error: BaseException, *, expected: bool = False) -> Input:
     """The input for a command that raised; the traceback goes to people's log, quietly if it was aborted."""
     failure = describe(error)
-    (_log.debug if expected else _log.error)(
-        "operation_aborted" if expected else "operation_failed",
-        command=command.kind.value,
-        worker=command.worker,
-        engine=command.engine,
-        batch_id=command.batch_id,
-        reason=failure.type,
-        message=failure.summary,
-        exception=failure.traceback,
-    )
+    # Where people's log goes may be gone or closed; the run must hear of the failure all the same.
+    with suppress(OSError, ValueError):
+        (_log.debug if expected else _log.error)(
+            "operation_aborted" if expected else "operation_failed",
+            command=command.kind.value,
+            worker=command.worker,
+            engine=command.engine,
+            batch_id=command.batch_id,
+            reason=failure.type,
+            message=failure.summary,
+            exception=failure.traceback,
+        )
     return Input(InputKind.FAILED, op=command.op, reason=failure.type, message=failure.summary)
 
 

@@ -202,3 +202,18 @@ def test_a_hung_operation_is_named_and_does_not_hold_up_the_close() -> None:
     assert posted.get().kind is InputKind.TRAINED
     assert lanes.close(10) == []
     assert lanes.stuck() == []
+
+
+def test_a_log_that_cannot_be_written_hides_no_failure() -> None:
+    def broken(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def fail(_: Command) -> Input:
+        raise KeyError("answer")
+
+    structlog.configure(processors=[broken])
+    try:
+        done = run_one(fail)
+    finally:
+        structlog.reset_defaults()
+    assert (done.kind, done.reason) == (InputKind.FAILED, "KeyError")
