@@ -1,4 +1,4 @@
-"""Turns SIGINT and SIGTERM into STOP inputs. What a stop means is the scheduler's to decide."""
+"""Turns SIGINT, SIGTERM and SIGHUP into STOP inputs. What a stop means is the scheduler's to decide."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from types import FrameType
 
 from fsm_trainer.core.events import Input, InputKind
 
-_REASONS = {signal.SIGINT: "sigint", signal.SIGTERM: "sigterm"}
+_REASONS = {signal.SIGINT: "sigint", signal.SIGTERM: "sigterm", signal.SIGHUP: "sighup"}
 _PATIENCE = 3
 """The SIGINT that is no longer turned into an input."""
 
 
 @contextmanager
 def stop_signals(post: Callable[[Input], None]) -> Iterator[None]:
-    """Post a STOP for each SIGINT and SIGTERM while inside; a no-op outside the main thread.
+    """Post a STOP for each SIGINT, SIGTERM and SIGHUP while inside; a no-op outside the main thread.
+
+    A SIGHUP that is ignored stays so: that is what `nohup` is for.
 
     From the third SIGINT on, Python's default behaviour (KeyboardInterrupt) is back, for a person who will not wait.
     """
@@ -34,7 +36,8 @@ def stop_signals(post: Callable[[Input], None]) -> Iterator[None]:
             signal.default_int_handler(number, frame)
         post(Input(InputKind.STOP, reason=_REASONS[signal.Signals(number)]))
 
-    before = {number: signal.signal(number, handle) for number in _REASONS}
+    kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    before = {number: signal.signal(number, handle) for number in _REASONS if number not in kept}
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from fsm_trainer.runtime.signals import stop_signals
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[dict[int, Any]]:
     """The handlers before, which must be back after."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield before
     assert {number: signal.getsignal(number) for number in before} == before
 
@@ -72,3 +72,22 @@ def test_a_signal_wakes_a_loop_that_waits_for_its_inbox() -> None:
         sender.join()
     assert event is not None
     assert event.reason == "sigterm"
+
+
+def test_a_closed_terminal_is_a_stop() -> None:
+    posted: list[Input] = []
+    with stop_signals(posted.append):
+        signal.raise_signal(signal.SIGHUP)
+    assert [(event.kind, event.reason) for event in posted] == [(InputKind.STOP, "sighup")]
+
+
+def test_nohup_is_left_alone() -> None:
+    posted: list[Input] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals(posted.append):
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert posted == []
