@@ -241,14 +241,17 @@ def _model_config(ckpt: str) -> dict[str, Any]:
             f"it once where there is a network"
         )
     try:
-        found: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--ckpt {ckpt}: its config.json cannot be read: {one_line(error)}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"--ckpt {ckpt}: its config.json holds a {type(found).__name__}, expected an object")
     return found
 
 
 def _check_context(config: TrainConfig, model: dict[str, Any]) -> int | None:
-    text_part = model.get("text_config") or {}
+    text_part = model.get("text_config")
+    text_part = text_part if isinstance(text_part, dict) else {}
     keys = ("max_position_embeddings", "n_positions")
     limits = [part[key] for part in (model, text_part) for key in keys if isinstance(part.get(key), int)]
     if not limits:
@@ -270,5 +273,6 @@ def _tokenizer(ckpt: str) -> Any:
         raise ConfigError(f"--ckpt {ckpt} has no tokenizer files; save the model's tokenizer into the same folder")
     try:
         return load_tokenizer(ckpt)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"--ckpt {ckpt} has no tokenizer that loads: {one_line(error)}") from error
+    except Exception as error:  # what a broken file makes of transformers' many readers
+        reason = one_line(f"{type(error).__name__}: {error}")
+        raise ConfigError(f"--ckpt {ckpt} has no tokenizer that loads: {shown(reason, 300)}") from error

@@ -68,7 +68,8 @@ def load_config(ckpt: str) -> PretrainedConfig:
 def load_model(ckpt: str, device: str = "cpu", dtype: str = "float32", *, seed: int = 0) -> PreTrainedModel:
     """Load a causal language model in evaluation mode, so that dropout never makes two passes differ.
 
-    `seed` fixes weights that the checkpoint lacks. The global random state is left as it was.
+    `seed` fixes what loading draws, and the global random state is left as it was. A checkpoint that lacks weights of
+    the model is a ValueError: transformers would go on with random ones.
     """
     from transformers import AutoModelForCausalLM
 
@@ -76,7 +77,14 @@ def load_model(ckpt: str, device: str = "cpu", dtype: str = "float32", *, seed: 
     load_config(ckpt)
     with _LOADING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = _from_pretrained(AutoModelForCausalLM, ckpt, "model", dtype=precision)
+        model: PreTrainedModel
+        model, found = _from_pretrained(AutoModelForCausalLM, ckpt, "model", dtype=precision, output_loading_info=True)
+    lacking = sorted(found["missing_keys"])
+    if lacking:
+        raise ValueError(
+            f"ckpt {ckpt!r} lacks {len(lacking)} of the weights of a {type(model).__name__}, such as {lacking[0]}; "
+            f"expected a whole causal language model"
+        )
     return model.to(place).eval()
 
 
@@ -157,8 +165,8 @@ def _from_pretrained(factory: Any, ckpt: str, what: str, **arguments: Any) -> An
     logging.disable_progress_bar()
     try:
         return factory.from_pretrained(ckpt, **arguments)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # what a broken file makes of transformers' and safetensors' many readers
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise ValueError(
             f"cannot load the {what} of ckpt {ckpt!r}, expected a local directory written by "
             f"save_pretrained or a model the hub or its local cache has: {reason}"

@@ -88,16 +88,18 @@ class HFTrainEngine:
     def start(self) -> None:
         """Load the model and build the optimiser."""
         set_threads(self._threads)
-        self._model = load_model(self._ckpt, self._device, seed=self._seed)
+        model = load_model(self._ckpt, self._device, seed=self._seed)
         self._tokenizer = load_tokenizer(self._ckpt)
-        self._pad = special_tokens(self._model, self._tokenizer).pad
-        self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._pad = special_tokens(model, self._tokenizer).pad
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # Norms and biases are not decayed: shrinking them is no regularisation.
         groups = [
             {"params": [p for p in self._parameters if p.ndim >= 2], "weight_decay": self._weight_decay},
             {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=self._schedule.lr, betas=self._betas, fused=True)
+        # Last: an engine whose start failed holds no model.
+        self._model = model
 
     def train(self, sequences: Sequence[TrainSequence]) -> TrainResult:
         """Take one optimiser step, or none when the loss has no gradient. On an error no weight has changed."""

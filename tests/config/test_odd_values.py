@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,3 +98,29 @@ def test_folders_that_cannot_be_made(name: str, refused: Callable[..., str], tmp
     assert refused(**{name: "dangling"}) == (
         f"{option} dangling is a link to nothing; give a folder that is new or empty"
     )
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", '"x"', "[" * 100_000])
+def test_a_model_configuration_that_is_none(
+    text: str, refused: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(model, tmp_path / "broken")
+    (tmp_path / "broken" / "config.json").write_text(text)
+    assert refused(ckpt="broken").startswith("--ckpt broken: its config.json ")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "{"),
+        ("config.json", '{"model_type": "qwen3", "text_config": "x", "max_position_embeddings": "256"}'),
+    ],
+)
+def test_a_tokenizer_that_does_not_load(
+    file: str, text: str, refused: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(model, tmp_path / "broken")
+    (tmp_path / "broken" / file).write_text(text)
+    assert refused(ckpt="broken").startswith("--ckpt broken has no tokenizer that loads: ")

@@ -1,9 +1,11 @@
 """Loading models and tokenizers, and what is said when that cannot work."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from fsm_trainer.engines import hf_model
@@ -111,3 +113,48 @@ def test_threads_are_set_and_checked():
             hf_model.set_threads(0)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.fixture
+def broken(ckpt, tmp_path):
+    """A copy to break, and its weights."""
+    folder = tmp_path / "broken"
+    shutil.copytree(ckpt, folder)
+    return folder, load_file(folder / "model.safetensors")
+
+
+def test_weights_that_are_lacking_are_not_made_up(broken):
+    folder, tensors = broken
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"lacks 1 of the weights of a Qwen3ForCausalLM, such as model\.layers\.0\.mlp"
+    ):
+        hf_model.load_model(str(folder))
+
+
+def test_tied_weights_are_not_lacking(broken):
+    folder, tensors = broken
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    model = hf_model.load_model(str(folder))
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+
+
+@pytest.mark.parametrize("size", [0, 7, 1000, 100_000])
+def test_a_file_that_is_cut_off_is_said_to_be_the_checkpoints(broken, size):
+    folder, _ = broken
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(ValueError, match=r"^cannot load the model of ckpt .*broken"):
+        hf_model.load_model(str(folder))
+
+
+def test_weights_of_another_size_are_said_to_be_the_checkpoints(broken):
+    folder, _ = broken
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 8}))
+    with pytest.raises(ValueError, match=r"^cannot load the model of ckpt .*broken"):
+        hf_model.load_model(str(folder))

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fsm_trainer.core.batch import TrainSequence
+from fsm_trainer.engines import hf_train
 from fsm_trainer.engines.hf_train import HFTrainEngine
 from fsm_trainer.engines.tiny import build_tiny_checkpoint
 from fsm_trainer.engines.weights import SharedMemoryTransport, read_snapshot
@@ -304,3 +305,16 @@ def test_an_accumulation_that_would_split_the_batch_is_refused(trainer, ckpt):
     with pytest.raises(ValueError, match="has 4 micro-batches of 2"):
         engine.train(ragged(ckpt))
     assert engine.train(ragged(ckpt)[:6]).stepped
+
+
+def test_an_engine_whose_start_failed_closes(ckpt, monkeypatch):
+    def refuse(*_):
+        raise ValueError("names no EOS token")
+
+    monkeypatch.setattr(hf_train, "special_tokens", refuse)
+    engine = HFTrainEngine(ckpt)
+    with pytest.raises(ValueError, match="EOS"):
+        engine.start()
+    engine.close()
+    with pytest.raises(RuntimeError, match="not started"):
+        engine.export(0)
