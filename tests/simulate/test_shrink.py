@@ -55,7 +55,7 @@ def test_a_broken_policy_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch
     assert problem in failure.smallest_problem
     assert len(failure.smallest.plan.parts) <= 1
     assert failure.smallest.size < failure.case.size
-    assert (failure.smallest.config.max_steps or failure.smallest.batches or 0) <= 3
+    assert (failure.smallest.config.max_steps or failure.smallest.batches or 0) <= 5
     assert not any(try_smaller(failure))
     report = str(failure)
     assert f"seed {failure.seed} fails at commit " in report
