@@ -10,9 +10,12 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from fsm_trainer.cli.streams import open_closed_streams
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +27,8 @@ OK, DIVERGED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the process's exit code."""
+    if argv is None:
+        open_closed_streams()
     args = _parser().parse_args(argv)
     try:
         code: int = args.handler(args)
@@ -34,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     except ValueError as error:
         print(f"fsm-replay: error: {error}", file=sys.stderr)
+        return USAGE
+    except OSError as error:
+        print(f"fsm-replay: error: {args.run[:80]} cannot be read: {error.strerror or error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -48,10 +56,19 @@ def _parser() -> argparse.ArgumentParser:
     events = _add(commands, "events", _events, "list the events")
     events.add_argument("--kind", action="append", default=[], help="only this kind of event; may be repeated")
     events.add_argument("--machine", help="only this machine (rollout, trainer, ...) or one of them (rollout-0)")
-    events.add_argument("--batch", type=int, metavar="ID", help="only events of this prompt batch")
-    events.add_argument("--from", type=int, dest="first", metavar="SEQ", help="only from this seq on")
-    events.add_argument("--to", type=int, dest="last", metavar="SEQ", help="only up to this seq, itself included")
+    events.add_argument("--batch", type=_whole_number, metavar="ID", help="only events of this prompt batch")
+    events.add_argument("--from", type=_whole_number, dest="first", metavar="SEQ", help="only from this seq on")
+    events.add_argument(
+        "--to", type=_whole_number, dest="last", metavar="SEQ", help="only up to this seq, itself included"
+    )
     return parser
+
+
+def _whole_number(text: str) -> int:
+    """A number that a column of the log can hold."""
+    if re.fullmatch(r"[+-]?[0-9]{1,18}", text) is None:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} given, expected a whole number of at most 18 digits")
+    return int(text)
 
 
 def _add(commands: Any, name: str, handler: Any, text: str) -> argparse.ArgumentParser:

@@ -12,18 +12,14 @@ from typing import Any, TextIO, cast
 
 def guard_streams() -> None:
     """Make standard output and error survive whatever happens to their other end. Calling again does nothing."""
-    _occupy_closed()
+    open_closed_streams()
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is None:
-            # Python gives none for a stream that was closed when it started.
-            stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
-            setattr(sys, name, stream)
-        elif not isinstance(stream, GuardedStream) and _file_number(stream) == number:
+        if not isinstance(stream, GuardedStream) and _file_number(stream) == number:
             setattr(sys, name, GuardedStream(stream))
 
 
-def _occupy_closed() -> None:
+def open_closed_streams() -> None:
     """Open the null device for each closed standard stream, before some other file gets its number and its output."""
     for number in (0, 1, 2):
         try:
@@ -31,6 +27,10 @@ def _occupy_closed() -> None:
         except OSError:
             # The lowest free number, and all below are taken.
             os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # What Python gives for a stream that was closed when it started.
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open as long as the process
 
 
 def _file_number(stream: TextIO) -> int | None:

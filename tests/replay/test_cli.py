@@ -163,3 +163,28 @@ def test_a_reader_that_goes_away_is_quiet(tmp_path: Path) -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("option", ["--batch", "--from", "--to"])
+@pytest.mark.parametrize("value", ["9" * 30, "9" * 5000, "1e3", "x", ""])
+def test_numbers_that_no_column_holds(option: str, value: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["events", str(run), option, value])
+    assert caught.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "expected a whole number" in last
+    assert len(last) < 200
+
+
+@pytest.mark.parametrize("command", ["summary", "verify", "events"])
+def test_a_path_the_system_refuses(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "x" * 5000]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("cannot be read: File name too long")
+    assert len(line) < 200
+
+
+def test_closed_standard_output(run: Path) -> None:
+    command = f"'{sys.executable}' -m fsm_trainer.cli.replay verify '{run}' >&-"
+    ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
