@@ -155,7 +155,7 @@ class EventLoop:
             self._fail_log(error)
 
     def _keep_metrics(self, rows: list[Record]) -> None:
-        if self.log_failure is not None or self._scheduler.finished:
+        if not rows or self.log_failure is not None or self._scheduler.finished:
             return
         try:
             for row in rows:

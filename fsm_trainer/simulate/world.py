@@ -63,7 +63,7 @@ class VirtualWorld:
         self.inputs = 0
         """Inputs given so far, BEGIN included."""
         self._behaviour = behaviour
-        self._before = FakeBehaviour(before or {}, seed=behaviour.seed)
+        self._before = FakeBehaviour(before, seed=behaviour.seed) if before else None
         self._after = FakeBehaviour(after or {}, seed=behaviour.seed + 1) if after else None
         self._clock = clock
         self._max_inputs = max_inputs
@@ -136,7 +136,9 @@ class VirtualWorld:
         self._pushed += 1
 
     def _start(self, command: Command) -> None:
-        started = self._clock.now_ns() + round(self._before.duration_s(command) * SECOND_NS)
+        started = self._clock.now_ns()
+        if self._before is not None:
+            started += round(self._before.duration_s(command) * SECOND_NS)
         self._counts[command.kind] += 1
         disturbance = self._disturbances.get((command.kind, self._counts[command.kind]))
         outcome = self._behaviour.outcome(command)
