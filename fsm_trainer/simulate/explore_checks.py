@@ -10,7 +10,7 @@ from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import CommandKind, Record, RecordKind
 from fsm_trainer.core.invariants import check_state as check_waits
 from fsm_trainer.core.invariants import hold
-from fsm_trainer.core.machines import EngineState, RunState, StateMachine, TrainerState
+from fsm_trainer.core.machines import EngineState, RolloutState, RunState, StateMachine, TrainerState
 from fsm_trainer.core.policy import lockstep_publication
 from fsm_trainer.core.state import Engine, State
 from fsm_trainer.simulate.explore_moves import World
@@ -25,6 +25,10 @@ def check_step(state: State, records: list[Record], world: World) -> None:
 
 def _check_generate(s: State, r: Record, world: World) -> None:
     _check_lockstep_version(s, r, world)
+    if s.config.admission == "greedy":
+        assert r.train_version is not None
+        lag = s.train_version + s.in_training - r.train_version
+        hold(lag <= s.config.max_staleness, "greedy never generates with weights that are stale already", r)
     if s.config.max_staleness == 0 and s.config.admission != "greedy":
         alone = [b.id for b in s.unconsumed()] == [r.batch_id] and not s.in_training
         hold(alone and r.batch_id == s.consumed, "staleness 0 generates after training, batch by batch", r)
@@ -47,16 +51,25 @@ def _check_train(s: State, r: Record, world: World) -> None:
 
 
 def _check_export(s: State, r: Record, world: World) -> None:
-    """Refresh comes into play only where the interval alone could not feed generation."""
-    if s.newest_publication >= 0 and s.exporting is not None and s.config.max_staleness >= s.config.sync_interval - 1:
+    """Nothing is published for nobody; refresh comes in only where the interval alone could not feed generation."""
+    hold(s.config.admission == "lockstep" or s.may_generate_more(), "no publication that nobody can need", r)
+    if s.newest_publication >= 0 and s.exporting is not None:
         since = s.exporting - s.newest_publication
-        hold(since >= s.config.sync_interval, "no publication before its interval", (since, r))
+        least = s.config.sync_interval if s.config.max_staleness >= s.config.sync_interval - 1 else 1
+        hold(since >= least, "no publication before its interval", (since, r))
+
+
+def _check_load(s: State, r: Record, world: World) -> None:
+    if s.config.admission != "lockstep":
+        newest = s.publications[s.newest_publication]
+        hold(r.train_version == newest and s.exporting is None, "an engine loads the newest, and waits for it", r)
 
 
 _STEP_CHECKS = {
     CommandKind.GENERATE.value: _check_generate,
     CommandKind.TRAIN.value: _check_train,
     CommandKind.EXPORT.value: _check_export,
+    CommandKind.LOAD_WEIGHTS.value: _check_load,
 }
 
 
@@ -120,8 +133,15 @@ def _check_engine(s: State, engine: Engine) -> None:
 
 
 def _check_bounds(s: State) -> None:
+    idle = [w for w in s.workers if w.machine.state is RolloutState.IDLE and w.batch is not None]
+    hold(not idle, "an idle worker holds no batch", idle)
+    queued = sorted(w.batch for w in s.workers if w.machine.state is RolloutState.QUEUED and w.batch is not None)
+    hold(queued == sorted(s.parked), "a worker is queued exactly while its batch is parked", (queued, s.parked))
+    hold((s.training is not None) == bool(s.in_training), "a batch is in training as long as the trainer", s.training)
     kept = s.config.max_staleness // s.config.sync_interval + 1 if s.config.admission == "lockstep" else 1
     hold(len(s.held) <= kept + len(s.engines), "few snapshots are kept", s.held)
+    read = {op.version for op in s.ops.values() if op.kind is CommandKind.LOAD_WEIGHTS} | {*s.publications.values()}
+    hold(read <= s.held, "no snapshot is released that is loaded or may be", (read, s.held))
     if s.config.max_steps is not None:
         needed = s.train_version + s.in_training + len(s.unconsumed())
         hold(needed <= s.config.max_steps, "no batch is admitted that max_steps would throw away", needed)
@@ -132,6 +152,7 @@ def _check_bounds(s: State) -> None:
 def check_end(state: State, world: World, *, faulted: bool) -> None:
     """What an ended run owes: everything trained, saved and accounted for, as far as nobody interfered."""
     s, counts = state, state.counts
+    hold(not s.parked, "nothing is parked at the end", s.parked)
     without_step = sum(not world.gives_step(i) for i in range(s.next_id))
     overtaken = s.train_version * (s.config.workers + s.config.queue_size) if s.config.admission == "greedy" else 0
     hold(counts["dropped"] <= without_step + overtaken, "a step makes stale at most what was outstanding", counts)
