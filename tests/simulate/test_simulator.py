@@ -108,6 +108,46 @@ def test_inputs_per_step_do_not_grow_with_the_data(admission: str) -> None:
         assert count <= bound
 
 
+def trained(result: SimResult) -> list[tuple[int | None, int | None]]:
+    """(batch, policy version) of each optimiser step, in order."""
+    rows = [r for r in result.of_kind(R.TRANSITION) if r.machine == "batch" and r.trigger == "train"]
+    return [(r.batch_id, r.rollout_version_first) for r in rows]
+
+
+def commands(result: SimResult) -> list[tuple[str | None, int | None, int | None]]:
+    """What was done to which batch or version, in order, but for loading prompts ahead."""
+    rows = [r for r in result.of_kind(R.COMMAND) if r.trigger not in (C.LOAD_PROMPTS.value, C.START_ENGINE.value)]
+    return [(r.trigger, r.batch_id, r.train_version) for r in rows]
+
+
+@pytest.mark.parametrize(("staleness", "interval"), [(0, 1), (1, 1), (1, 2), (3, 2), (3, 4)])
+def test_lockstep_trains_the_same_pairs_whatever_the_order_of_completions(staleness: int, interval: int) -> None:
+    wild = Durations.of(
+        rollout_s=Lognormal(1.0, 1.5),
+        train_s=Lognormal(0.5, 1.0),
+        reward_s=Lognormal(0.2, 1.0),
+        sync_s=Lognormal(0.2, 1.0),
+    )
+    found = set()
+    for workers, engines in ((1, 1), (2, 1), (2, 2), (4, 3)):
+        config = SchedulerConfig("lockstep", workers, engines, 2, 1, staleness, interval, 12, deadlines=NO_DEADLINES)
+        found |= {tuple(trained(simulate(config, seed=seed, durations=wild))) for seed in range(8)}
+    assert len(found) == 1
+    assert [batch for batch, _ in found.pop()] == list(range(12))
+
+
+@pytest.mark.parametrize("admission", ["paced", "lockstep"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_without_staleness_the_operations_are_the_synchronous_ones(admission: str, workers: int) -> None:
+    config = SchedulerConfig(admission=admission, workers=workers, max_staleness=0, max_steps=10)
+    synchronous = TrainConfig(algo="grpo", max_steps=10, save_interval=0).to_scheduler_config()
+    durations = Durations.of(rollout_s=Lognormal(1.0, 1.0))
+    expected = commands(simulate(synchronous, durations=durations))
+    for seed in range(5):
+        assert commands(simulate(config, seed=seed, durations=durations)) == expected
+    assert [kind for kind, _, _ in expected][3:8] == ["generate", "reward", "train", "export", "load_weights"]
+
+
 FATAL: list[tuple[Any, str]] = [
     *[(Fault(kind, Effect.RAISE, nth=1), f"{kind.value}") for kind in (C.START_TRAINER, C.START_ENGINE)],
     *[(Fault(kind, Effect.RAISE, nth=2), f"{kind.value}") for kind in (C.LOAD_PROMPTS, C.GENERATE, C.REWARD, C.TRAIN)],
