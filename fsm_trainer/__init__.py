@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fsm_trainer.algorithms.registry import AlgorithmSpec, get_algorithm, register_algorithm
+    from fsm_trainer.algorithms.registry import AlgorithmSpec, get_algorithm
     from fsm_trainer.config import TrainConfig
     from fsm_trainer.core.batch import AsyncTrainBatch, TrainSequence
     from fsm_trainer.core.batch_queue import QueueClosed
@@ -29,7 +29,6 @@ _HOMES = {
     "TrainSequence": "fsm_trainer.core.batch",
     "get_algorithm": "fsm_trainer.algorithms.registry",
     "is_stale": "fsm_trainer.core.policy",
-    "register_algorithm": "fsm_trainer.algorithms.registry",
     "staleness_delta": "fsm_trainer.core.policy",
 }
 
@@ -45,7 +44,6 @@ __all__ = [
     "TrainSequence",
     "get_algorithm",
     "is_stale",
-    "register_algorithm",
     "staleness_delta",
 ]
 

@@ -15,6 +15,10 @@ import torch
 from torch import Tensor
 
 
+MAX_LOG_RATIO = 80.0
+"""Above it, exp overflows float32; no ratio that far from 1 means anything but that something is wrong."""
+
+
 @dataclass(frozen=True)
 class LossInputs:
     """One micro-batch. Per-token tensors are [rows, completion tokens], right-padded; padding has mask 0."""
@@ -115,8 +119,9 @@ def gspo_loss(
 
 
 def _masked_log_ratio(inputs: LossInputs) -> Tensor:
-    # Selected, not multiplied: padding may hold anything, and 0 times infinity is not 0.
-    return torch.where(inputs.mask > 0, inputs.logprobs - inputs.rollout_logprobs, 0.0)
+    # Selected, not multiplied: padding may hold anything, and 0 times infinity is not 0. Bounded for the same reason:
+    # an infinite ratio would make a loss that is not a number of a token without advantage.
+    return torch.where(inputs.mask > 0, inputs.logprobs - inputs.rollout_logprobs, 0.0).clamp(max=MAX_LOG_RATIO)
 
 
 def _clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:

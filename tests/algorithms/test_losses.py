@@ -175,3 +175,13 @@ def test_clipping_takes_the_gradient_away_on_one_side_only():
         output.loss.backward()
         assert (logprobs.grad.item() == 0.0) == clipped
         assert float(output.metrics["clip_fraction"][0]) == float(clipped)
+
+
+@pytest.mark.parametrize("loss", [grpo_loss, gspo_loss])
+def test_an_overflowing_ratio_without_advantage_is_no_nan(loss):
+    logprobs = torch.tensor([[-0.1, -0.2]], requires_grad=True)
+    inputs = LossInputs(logprobs, torch.full((1, 2), -500.0), torch.ones(1, 2), torch.zeros(1), torch.zeros(1, 2))
+    output = loss(inputs, Normalizers(2, 1), clip_low=0.2, clip_high=0.2)
+    output.loss.backward()
+    assert float(output.loss.detach()) == 0.0
+    assert torch.isfinite(logprobs.grad).all()

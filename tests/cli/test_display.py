@@ -48,7 +48,7 @@ def test_a_line_says_all_there_is_to_know() -> None:
         "reward 0.123",
         "staleness 1",
         "queue 1/2",
-        "rollout generating",
+        "rollout-0 generating",
         "rollout-1 idle (staleness bound)",
         "rollout-2 queued (queue full)",
         "trainer training",
