@@ -1,7 +1,8 @@
 """From rollouts and rewards to rows that can be trained on: tokens, logprobs, mask and advantages, aligned.
 
 Takes plain sequences, so it knows neither engines nor tensors. An empty completion (no token at all) keeps its place:
-its reward counts in its group's baseline, and its row holds the prompt alone with nothing in the loss.
+its reward counts in its group's baseline, and its row holds the prompt alone with nothing in the loss. A completion
+without a reward (None) is masked: it keeps its place too, counts in no baseline and has nothing in the loss.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Completion = tuple[Sequence[int], Sequence[float]]
 def materialize(
     prompts: Sequence[Sequence[int]],
     groups: Sequence[Sequence[Completion]],
-    rewards: Sequence[Sequence[float]],
+    rewards: Sequence[Sequence[float | None]],
     *,
     eos_token_id: int | None = None,
     advantage: AdvantageFn = group_advantages,
@@ -33,7 +34,9 @@ def materialize(
     _check_shapes(prompts, groups, rewards)
     sequences = tuple(
         _sequence(prompt, completion, reward, value, eos_token_id)
-        for prompt, group, group_rewards, values in zip(prompts, groups, rewards, advantage(rewards), strict=True)
+        for prompt, group, group_rewards, values in zip(
+            prompts, groups, rewards, _advantages(rewards, advantage), strict=True
+        )
         for completion, reward, value in zip(group, group_rewards, values, strict=True)
     )
     return sequences, not any(has_policy_gradient(sequence) for sequence in sequences)
@@ -44,8 +47,21 @@ def has_policy_gradient(sequence: TrainSequence) -> bool:
     return sequence.advantage != 0.0 and any(sequence.loss_mask)
 
 
+def _advantages(rewards: Sequence[Sequence[float | None]], advantage: AdvantageFn) -> list[list[float]]:
+    """Advantages over the rewards there are; 0 for a completion without one."""
+    places = [[i for i, reward in enumerate(group) if reward is not None] for group in rewards]
+    known = [[reward for reward in group if reward is not None] for group in rewards]
+    spread = [[0.0] * len(group) for group in rewards]
+    # A group that is masked as a whole has no baseline; an advantage function need not know of such.
+    filled = [index for index, group in enumerate(known) if group]
+    for index, values in zip(filled, advantage([known[index] for index in filled]), strict=True):
+        for place, value in zip(places[index], values, strict=True):
+            spread[index][place] = value
+    return spread
+
+
 def _sequence(
-    prompt: Sequence[int], completion: Completion, reward: float, advantage: float, eos_token_id: int | None
+    prompt: Sequence[int], completion: Completion, reward: float | None, advantage: float, eos_token_id: int | None
 ) -> TrainSequence:
     tokens, logprobs = completion
     if len(tokens) != len(logprobs):
@@ -56,15 +72,15 @@ def _sequence(
         tokens=(*prompt, *tokens),
         logprobs=(*(0.0,) * len(prompt), *logprobs),
         prompt_len=len(prompt),
-        loss_mask=(*(0,) * len(prompt), *(1,) * len(tokens)),
+        loss_mask=(*(0,) * len(prompt), *(0 if reward is None else 1,) * len(tokens)),
         advantage=advantage,
-        reward=float(reward),
+        reward=math.nan if reward is None else float(reward),
         eos_token_id=eos_token_id,
     )
 
 
 def _check_shapes(
-    prompts: Sequence[Sequence[int]], groups: Sequence[Sequence[Completion]], rewards: Sequence[Sequence[float]]
+    prompts: Sequence[Sequence[int]], groups: Sequence[Sequence[Completion]], rewards: Sequence[Sequence[float | None]]
 ) -> None:
     if not len(prompts) == len(groups) == len(rewards):
         raise ValueError(

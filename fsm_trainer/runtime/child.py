@@ -26,15 +26,17 @@ _PR_SET_PDEATHSIG = 1
 
 def main(fd: int, parent: int) -> None:
     """Serve the controller `parent` over the socket `fd` until it says goodbye or is gone."""
-    _die_with(parent)
-    # A terminal's Ctrl-C and a job manager's SIGTERM reach the whole group; when to end is the controller's decision.
+    die_with(parent)
+    # A terminal's Ctrl-C or end and a job manager's SIGTERM reach the whole group; when to end is the controller's
+    # decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
     os.set_inheritable(fd, False)
     _Child(Connection(fd)).serve()
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Be killed when the controller is, even while a long call keeps the pipe unread."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fsm_trainer.algorithms.materialize import materialize
 from fsm_trainer.algorithms.registry import AlgorithmSpec
 from fsm_trainer.core.batch import AsyncTrainBatch
 from fsm_trainer.data.prompts import PromptBatch
-from fsm_trainer.data.rewards import RewardFn, RewardRecord, make_reward_record, score
+from fsm_trainer.data.reward_batch import Completion, PromptRow, RewardBatch
+from fsm_trainer.data.reward_contracts import RewardFunction
+from fsm_trainer.data.reward_executor import RewardExecutor, ThreadRewards
+from fsm_trainer.data.rewards import RewardFn
 from fsm_trainer.engines.base import Rollout, Sample
-
-
-class ScoringAborted(RuntimeError):
-    """The run ended while rewards were computed."""
+from fsm_trainer.trainers.reward_policy import RewardPolicy
 
 
 @dataclass(frozen=True)
@@ -28,37 +28,54 @@ class Scored:
     """Text of every sample, in the order of `batch.train_sequences`."""
     degenerate: bool
     """No sequence has a gradient of the policy term."""
+    function_rewards: dict[str, list[float | None]] = field(default_factory=dict)
+    """What each reward function gave each sample, in the same order; None where it gave nothing."""
+    reward_metrics: dict[str, float] = field(default_factory=dict)
+    """Counts of what went wrong with rewards, and the mean of each function where there are several."""
+    message: str | None = None
+    """What went wrong with rewards, in one line."""
 
 
 class Scorer:
-    """Scores batches with the user's reward function; used by several threads at once."""
+    """Scores batches with the user's reward functions; used by several threads at once."""
 
-    def __init__(self, tokenizer: Any, reward_fn: RewardFn, algorithm: AlgorithmSpec) -> None:
-        """`tokenizer` is a transformers tokenizer."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        rewards: RewardExecutor | RewardFn,
+        algorithm: AlgorithmSpec,
+        *,
+        policy: RewardPolicy | None = None,
+    ) -> None:
+        """`tokenizer` is a transformers tokenizer; a function instead of an executor is called in this process."""
         self._tokenizer = tokenizer
-        self._reward_fn = reward_fn
+        self._rewards = ThreadRewards([RewardFunction.of(rewards)]) if callable(rewards) else rewards
+        self._policy = policy or RewardPolicy([1.0] * len(self._rewards.infos))
         self._algorithm = algorithm
-        self._aborted = threading.Event()
+
+    def start(self, output: Path | None = None) -> None:
+        """Begin to load the reward functions; what they print goes to `output`, where that can be kept apart."""
+        self._rewards.start(output)
 
     def abort(self) -> None:
-        """Make running and later calls of `score` raise before their next sample."""
-        self._aborted.set()
+        """Make running and later calls of `score` raise RewardsAborted."""
+        self._rewards.abort()
+
+    def close(self) -> None:
+        """Leave no process and no thread behind."""
+        self._rewards.close()
 
     def score(self, prompts: PromptBatch, rollout: Rollout, *, rollout_time_s: float, now_s: float) -> Scored:
-        """Reward every sample and materialise the batch. What the user's code raises passes through."""
+        """Reward every sample and materialise the batch. RewardError if a function fails and that fails the run."""
         begin = time.perf_counter()
-        records = [
-            self._record(prompts, p, i, sample)
-            for p, group in enumerate(rollout.groups)
-            for i, sample in enumerate(group)
-        ]
-        rewards = [self._score_one(record) for record in records]
+        asked = self._asked(prompts, rollout)
+        values = self._rewards.score(asked, first_failure_ends=self._policy.on_error == "fail")
+        judged = self._policy.judge(self._rewards.infos, values, prompts.batch_id)
         scored = time.perf_counter()
-        grouped = _regroup(rewards, [len(group) for group in rollout.groups])
         sequences, degenerate = materialize(
             prompts.prompt_tokens,
             [[(s.tokens, s.logprobs) for s in group] for group in rollout.groups],
-            grouped,
+            _regroup(judged.rewards, [len(group) for group in rollout.groups]),
             eos_token_id=self._tokenizer.eos_token_id,
             advantage=self._algorithm.advantage,
         )
@@ -70,41 +87,47 @@ class Scorer:
             prompt_count=len(prompts.prompt_tokens),
             sequence_count=len(sequences),
             token_count=sum(len(s.tokens) for s in sequences),
-            reward_mean=sum(rewards) / len(rewards),
+            reward_mean=judged.mean,
             rollout_time_s=rollout_time_s,
             reward_time_s=scored - begin,
             materialize_time_s=time.perf_counter() - scored,
             created_at_s=now_s,
         )
-        return Scored(batch, [record.completion for record in records], degenerate)
+        completions = [completion.text for completion in asked.completions]
+        return Scored(batch, completions, degenerate, judged.by_function, judged.metrics, judged.message)
 
-    def _score_one(self, record: RewardRecord) -> float:
-        if self._aborted.is_set():
-            raise ScoringAborted("scoring aborted")
-        return score(self._reward_fn, record)
+    def _asked(self, prompts: PromptBatch, rollout: Rollout) -> RewardBatch:
+        rows = [
+            PromptRow(row, text, tokens)
+            for row, text, tokens in zip(prompts.rows, prompts.prompt_texts, prompts.prompt_tokens, strict=True)
+        ]
+        completions = [
+            self._completion(prompts, rollout.version_first, p, i, sample)
+            for p, group in enumerate(rollout.groups)
+            for i, sample in enumerate(group)
+        ]
+        return RewardBatch(rows, completions)
 
-    def _record(self, prompts: PromptBatch, prompt: int, sample_index: int, sample: Sample) -> RewardRecord:
-        prompt_tokens = prompts.prompt_tokens[prompt]
+    def _completion(self, prompts: PromptBatch, version: int, prompt: int, index: int, sample: Sample) -> Completion:
         tokens = list(sample.tokens)
-        return make_reward_record(
-            prompts.rows[prompt],
-            prompt=prompts.prompt_texts[prompt],
-            completion=self._tokenizer.decode(tokens, skip_special_tokens=True),
-            rendered_completion=self._tokenizer.decode(tokens, skip_special_tokens=False),
-            tokens=[*prompt_tokens, *tokens],
-            logprobs=[*[0.0] * len(prompt_tokens), *sample.logprobs],
-            loss_mask=[*[0] * len(prompt_tokens), *[1] * len(tokens)],
-            metadata={
+        return Completion(
+            prompt,
+            self._tokenizer.decode(tokens, skip_special_tokens=True),
+            self._tokenizer.decode(tokens, skip_special_tokens=False),
+            sample.tokens,
+            sample.logprobs,
+            {
                 "batch_id": prompts.batch_id,
                 "epoch": prompts.epoch,
                 "group": prompt,
-                "sample": sample_index,
+                "sample": index,
                 "finish_reason": sample.finish_reason,
+                "policy_version": version,
             },
         )
 
 
-def _regroup(values: list[float], counts: list[int]) -> list[list[float]]:
+def _regroup(values: list[float | None], counts: list[int]) -> list[list[float | None]]:
     """Cut a flat list into prompt groups."""
     starts = [sum(counts[:i]) for i in range(len(counts))]
     return [values[start : start + n] for start, n in zip(starts, counts, strict=True)]

@@ -92,3 +92,20 @@ def test_any_batch_keeps_every_sample_whole(groups, prompt_len):
     assert [(s.tokens[s.prompt_len :], s.logprobs[s.prompt_len :]) for s in sequences] == flat
     assert [sum(s.loss_mask) for s in sequences] == [len(tokens) for tokens, _ in flat]
     assert degenerate == all(s.advantage == 0 or not any(s.loss_mask) for s in sequences)
+
+
+def test_a_completion_without_a_reward_is_in_no_baseline_and_not_in_the_loss():
+    completion = ((1, 2), (-1.0, -1.0))
+    groups = [[completion] * 3, [completion] * 2, [completion] * 2]
+    sequences, degenerate = materialize([(5,), (6,), (7,)], groups, [[1.0, None, 0.0], [None, None], [None, 3.0]])
+    assert not degenerate
+    whole = [value for group in group_advantages([[1.0, 0.0]]) for value in group]
+    assert [s.advantage for s in sequences] == [whole[0], 0.0, whole[1], 0.0, 0.0, 0.0, 0.0]
+    assert [sum(s.loss_mask) for s in sequences] == [2, 0, 2, 0, 0, 0, 2]
+    assert [s.reward != s.reward for s in sequences] == [False, True, False, True, True, True, False]
+
+
+def test_nothing_but_masked_completions_is_degenerate():
+    sequences, degenerate = materialize([(5,)], [[((1,), (-1.0,))] * 2], [[None, None]])
+    assert degenerate
+    assert not any(any(s.loss_mask) for s in sequences)

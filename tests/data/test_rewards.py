@@ -97,7 +97,7 @@ def test_what_is_no_number(value: Any) -> None:
     def my_reward(r: RewardRecord) -> Any:
         return value
 
-    with pytest.raises(ValueError, match=r"^my_reward returned .*, expected one finite number$"):
+    with pytest.raises(ValueError, match=r"^my_reward returned .*, expected one finite number"):
         score(my_reward, record())
 
 
