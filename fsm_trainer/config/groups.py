@@ -11,6 +11,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
+MOST = 10**9
+"""Largest number that any setting may have: a thousand million tokens, or thirty years of seconds."""
+
 
 class _Group(BaseModel):
     """Rules that hold for every setting."""
@@ -32,6 +35,14 @@ class _Group(BaseModel):
                 raise PydanticCustomError("empty_text", "a text that is not empty; leave it out for its default")
             if "\0" in value or not _is_unicode(value):
                 raise PydanticCustomError("odd_text", "UTF-8 text without null characters")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _usable_number(cls, value: Any) -> Any:
+        """Refuse what torch, the clock or the log cannot count up to; nobody means it."""
+        if isinstance(value, int | float) and abs(value) > MOST:
+            raise PydanticCustomError("huge_number", "at most {most}", {"most": MOST})
         return value
 
 
@@ -69,7 +80,7 @@ class BasicSettings(_Group):
         None, description="Where to train: cpu, 0, 0,1 or 0..3 (default: cuda:0 if there is one, else cpu)"
     )
     tp_size: int = Field(1, ge=1, description="Tensor-parallel size of training (alias --train-tp-size)")
-    threads: int = Field(0, ge=0, description="torch threads per process (0: the cores shared out)")
+    threads: int = Field(0, ge=0, le=1024, description="torch threads per process (0: the cores shared out)")
     start_timeout_s: float = Field(600.0, ge=0, description="Limit for starting the engines (0: none)")
     shutdown_timeout_s: float = Field(30.0, ge=0, description="Limit for ending what is in flight (0: none)")
 
@@ -129,9 +140,9 @@ class AsyncSettings(_Group):
 
     async_queue_size: int = Field(2, ge=1, description="Batches the train queue holds")
     async_rollout_workers: int = Field(
-        1, ge=1, description="Rollout workers (default: 1, or one per rollout engine if there are more)"
+        1, ge=1, le=1000, description="Rollout workers (default: 1, or one per rollout engine if there are more)"
     )
-    async_prefetch_batches: int = Field(1, ge=0, description="Prompt batches loaded ahead of admission")
+    async_prefetch_batches: int = Field(1, ge=0, le=1000, description="Prompt batches loaded ahead of admission")
     async_max_staleness: int = Field(1, ge=0, description="Steps a batch's weights may lag when it is trained")
     async_sync_interval_steps: int = Field(1, ge=1, description="Optimiser steps between weight syncs")
     async_queue_timeout_s: float = Field(300.0, ge=0, description="Limit for a wait at the train queue (0: none)")

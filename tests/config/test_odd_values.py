@@ -124,3 +124,13 @@ def test_a_tokenizer_that_does_not_load(
     shutil.copytree(model, tmp_path / "broken")
     (tmp_path / "broken" / file).write_text(text)
     assert refused(ckpt="broken").startswith("--ckpt broken has no tokenizer that loads: ")
+
+
+@pytest.mark.parametrize("name", sorted(TrainConfig.model_fields))
+def test_no_number_is_without_end(name: str) -> None:
+    hint = str(TrainConfig.model_fields[name].annotation)
+    if "Literal" in hint or ("int" not in hint and "float" not in hint):
+        pytest.skip("no number")
+    for value in (10**10, 10**30):
+        with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} is 10+, expected (at most|less than) "):
+            TrainConfig.build({name: value})
