@@ -46,7 +46,7 @@ class Output:
         while True:
             ending = self._woken in wait([self._reading, self._woken])
             while data := self._read():
-                if kept < MOST_BYTES:
+                if kept <= MOST_BYTES:
                     with self._path.open("ab") as file:
                         file.write(data[: MOST_BYTES - kept] + (_END_NOTE if kept + len(data) > MOST_BYTES else b""))
                     kept += len(data)
