@@ -7,6 +7,7 @@ The writer knows nothing of what the rows mean.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import threading
@@ -124,6 +125,8 @@ class EventLogWriter:
                 if self._error is None:
                     self._write(END_OF_STREAM)
                 os.fsync(self._fd)
+                if os.fstat(self._fd).st_nlink == 0:
+                    raise FileNotFoundError(errno.ENOENT, "it was deleted while the run wrote it")
             os.close(self._fd)
         self._raise_error()
 

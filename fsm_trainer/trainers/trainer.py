@@ -23,7 +23,6 @@ from fsm_trainer.data.rewards import RewardFn
 from fsm_trainer.eventlog.schema import log_metadata
 from fsm_trainer.eventlog.writer import EventLogWriter
 from fsm_trainer.runtime.clock import Clock, MonotonicClock
-from fsm_trainer.runtime.failures import EngineDied, EngineError, HostClosed
 from fsm_trainer.runtime.inbox import ThreadInbox
 from fsm_trainer.runtime.lanes import Lanes
 from fsm_trainer.runtime.loop import EventLoop, Observer
@@ -100,10 +99,13 @@ class Trainer:
         clock = MonotonicClock()
         inbox = ThreadInbox(clock)
         scheduler = Scheduler(config)
+        failures: list[OSError] = []
         with ExitStack() as stack:
+            # First, so that until all is closed a second stop cannot break off the closing.
+            stack.enter_context(stop_signals(inbox.put))
             metadata = log_metadata(config, self.config.model_dump(mode="json"), code_rev=code_rev())
             log = EventLogWriter(run.events, metadata=metadata)
-            stack.callback(_quietly, log.close)
+            stack.callback(_close_log, log, failures)
             operations = self._operations(run, clock, inbox.put)
             stack.callback(_close_operations, operations)
             lanes = Lanes(operations, inbox.put, clock)
@@ -112,10 +114,11 @@ class Trainer:
             stack.callback(metrics.close)
             progress = ProgressTracker(scheduler.status, lambda: metrics.last, config.max_steps)
             stack.enter_context(self._displayed(progress))
-            stack.enter_context(stop_signals(inbox.put))
             observers: list[Observer] = [metrics, progress, PeopleLog(), operations]
             loop = EventLoop(scheduler, log, inbox, lanes.dispatch, clock, observers)
             loop.run()
+        if failures and loop.log_failure is None:
+            loop.log_failure = failures[0]
         return run_result(run, scheduler.state, loop, metrics.last, clock.now_ns() / 1e9)
 
     def _operations(self, run: RunDirectory, clock: Clock, post: Callable[[Input], None]) -> RunOperations:
@@ -240,16 +243,16 @@ def _close_operations(operations: RunOperations) -> None:
     """An engine that fails to close does not change how the run ended; it is killed, and said."""
     try:
         operations.close(CLOSE_TIMEOUT_S)
-    except (EngineError, EngineDied, HostClosed) as error:
+    except Exception as error:  # an engine may raise anything, and the run's end is still to be told
         _log.warning("engine_close_failed", message=str(error))
 
 
-def _quietly(close: Callable[[], None]) -> None:
-    """A log that failed has failed the run already; its error need not come up again."""
+def _close_log(log: EventLogWriter, failures: list[OSError]) -> None:
+    """A log whose last rows cannot be written has failed the run, like one that failed before."""
     try:
-        close()
+        log.close()
     except OSError as error:
-        _log.warning("event_log_close_failed", message=str(error))
+        failures.append(error)
 
 
 def code_rev() -> str:

@@ -251,3 +251,10 @@ def test_nothing_after_close_and_no_thread_left(tmp_path: Path, make_rows: RowMa
     for call in (lambda: writer.append(make_rows(2)[0]), writer.flush, writer.sync):
         with pytest.raises(EventLogError, match="is closed"):
             call()
+
+
+def test_a_log_deleted_meanwhile_is_told_at_the_end(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events.arrows")
+    (tmp_path / "events.arrows").unlink()
+    with pytest.raises(EventLogError, match=r"events\.arrows: .*it was deleted while the run wrote it"):
+        log.close()

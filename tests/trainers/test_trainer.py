@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from fsm_trainer import AsyncPolicyTrainer, PolicyOnlyTrainer
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.core.events import RecordKind
 from fsm_trainer.data.rewards import RewardRecord
+from fsm_trainer.engines.hf_train import HFTrainEngine
 from fsm_trainer.engines.weights import SharedMemoryTransport
+from fsm_trainer.eventlog.writer import EventLogError, EventLogWriter
 from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
 from fsm_trainer.trainers import RunResult, Trainer
 from tests.trainers.helpers import DOCUMENTED, ROWS, log_of, metrics_of, run_end, varied_reward
@@ -229,3 +232,30 @@ def test_a_display_is_stopped_whatever_happens(make_config: Make, tmp_path: Path
         assert shown.calls == ["start", "stop"]
         assert shown.last.status.train_version == result.train_version
         assert shown.last.total_steps == 4
+
+
+def test_a_log_that_fails_at_its_very_end_fails_the_run(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    close = EventLogWriter.close
+
+    def fail(self: EventLogWriter) -> None:
+        close(self)
+        raise EventLogError("cannot write the event log: No space left on device")
+
+    monkeypatch.setattr(EventLogWriter, "close", fail)
+    result = fit(make_config(max_steps=1))
+    assert (result.outcome, result.exit_code) == ("failed", 1)
+    assert "No space left on device" in result.message
+    assert result.run.checkpoint(1).is_dir()
+
+
+def test_a_stop_while_closing_and_an_engine_that_fails_to_close_change_nothing(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: HFTrainEngine) -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise AttributeError("half started")
+
+    monkeypatch.setattr(HFTrainEngine, "close", fail)
+    result = fit(make_config(max_steps=1))
+    assert (result.outcome, result.exit_code) == ("completed", 0)
+    assert run_end(result.run.path).reason == "completed"
