@@ -44,6 +44,8 @@ class Overlap:
     rollout_s: float
     """Generation and reward of the batches that a step consumes, shared out over the rollout workers. Batches dropped
     as stale do not count: a synchronous run has none."""
+    reward_s: float
+    """The part of rollout_s that is reward."""
     train_s: float
     sync_s: float
     """Publishing the weights, which holds the trainer, and loading them, which holds an engine."""
@@ -134,6 +136,7 @@ def measure_overlap(
         return None
     return Overlap(
         rollout_s=generate + reward,
+        reward_s=reward,
         train_s=train,
         sync_s=publish + load,
         synchronous_s=synchronous,

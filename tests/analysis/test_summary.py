@@ -70,6 +70,7 @@ def test_synchronous_run_by_hand(tmp_path: Path) -> None:
     overlap = found.overlap
     assert overlap is not None
     assert overlap.rollout_s == pytest.approx(0.105)
+    assert overlap.reward_s == pytest.approx(0.005)
     assert overlap.train_s == pytest.approx(0.060)
     assert overlap.sync_s == pytest.approx((0.004 + 0.003) * 19 / 20)
     assert overlap.step_s == pytest.approx(3.433 / 20)
