@@ -58,3 +58,13 @@ def test_a_file_in_the_way_is_an_os_error(make_config: Callable[..., TrainConfig
     (tmp_path / "run").write_text("")
     with pytest.raises(OSError, match="run"):
         RunDirectory.create(config)
+
+
+def test_a_change_of_the_working_folder_moves_nothing(
+    make_config: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory.create(resolve(make_config(output_dir="here", save_path="there"), 0))
+    monkeypatch.chdir("/")
+    assert (run.path, run.checkpoints) == (tmp_path / "here", tmp_path / "there")
+    assert run.samples.is_dir()
