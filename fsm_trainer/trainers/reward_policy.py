@@ -115,4 +115,4 @@ def _error(info: FunctionInfo, failure: RewardFailure) -> RewardError:
 
 def _mean(values: Sequence[float | None]) -> float:
     known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else math.nan
+    return sum(known) / len(known) if known else math.nan
