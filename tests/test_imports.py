@@ -59,7 +59,7 @@ LIBRARIES: dict[str, set[str]] = {
     "runtime": {"structlog"},
     "engines": {"torch", "transformers", "tokenizers", "safetensors", "numpy", "vllm"},
     "algorithms": {"torch", "numpy"},
-    "data": {"datasets", "pyarrow", "transformers"},
+    "data": {"datasets", "pyarrow", "reasoning_gym", "transformers"},
     "config": {"pydantic", "pydantic_core", "yaml", "torch", "huggingface_hub"},
     "presets": {"transformers"},
     "replay": {"pyarrow"},

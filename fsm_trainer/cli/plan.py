@@ -41,7 +41,7 @@ def _plan_rows(config: TrainConfig, inputs: Inputs) -> list[tuple[str, str]]:
         *[(f"rollout engine {i}", _engine(config, group)) for i, group in enumerate(config.rollout_groups)],
         ("scheduler", json.dumps({k: v for k, v in scheduler.to_dict().items() if k != "deadlines"})),
         ("deadlines [s]", json.dumps(scheduler.to_dict()["deadlines"])),
-        ("dataset", f"{inputs.dataset_rows} rows, {prompts.batches_per_epoch} batches an epoch"),
+        ("dataset", _dataset(inputs)),
         ("batch", f"{config.batch_size} prompts x {config.n_samples} samples = {config.rows_per_batch} sequences"),
         ("steps", f"{scheduler.max_steps}, of {prompts.total_batches} batches in {config.epochs} epoch(s)"),
         ("context", f"{config.max_prompt_tokens + config.max_new_tokens} of {inputs.context or 'unknown'} positions"),
@@ -52,6 +52,12 @@ def _plan_rows(config: TrainConfig, inputs: Inputs) -> list[tuple[str, str]]:
         ("checkpoints", _checkpoints(config)),
         ("versions", ", ".join([f"python {platform.python_version()}", *_versions()])),
     ]
+
+
+def _dataset(inputs: Inputs) -> str:
+    too_long = inputs.prompts.overlong_rows
+    left_out = f", {too_long} of them too long and left out" if too_long else ""
+    return f"{inputs.dataset_rows} rows{left_out}, {inputs.prompts.batches_per_epoch} batches an epoch"
 
 
 def _engine(config: TrainConfig, group: tuple[str, ...]) -> str:

@@ -62,12 +62,21 @@ class BasicSettings(_Group):
         "async-grpo", description="Algorithm; the async ones (experimental) overlap rollout and training"
     )
     ckpt: str | None = Field(None, description="Model to train: a folder for from_pretrained, or a hub name")
-    dataset_path: str | None = Field(None, description="Prompts: a .jsonl or .json file, or hub NAME[:CONFIG[:SPLIT]]")
+    dataset_path: str | None = Field(
+        None, description="Prompts: a data file, a folder, hub NAME[:CONFIG[:SPLIT]] or reasoning-gym:TASK[,TASK]"
+    )
     dataset_loader_fn: str | None = Field(
         None, description="FILE.py[:FUNCTION] that makes the dataset's rows (FUNCTION: load_training_dataset)"
     )
     reward_fn_path: str | None = Field(None, description="FILE.py[:FUNCTION] that scores (FUNCTION: reward_fn)")
     epochs: int = Field(10, ge=1, description="Passes over the dataset")
+    shuffle: bool = Field(True, description="Shuffle the prompts anew each epoch, by the seed")
+    drop_last: bool = Field(
+        True, description="Leave out of an epoch the prompts that fill no whole batch (false: a smaller last batch)"
+    )
+    max_prompt_attempts: int = Field(
+        3, ge=1, description="Batches a prompt may be part of in an epoch, when they are dropped as stale or fail"
+    )
     max_steps: int | None = Field(None, ge=1, description="Optimiser steps after which the run is done")
     seed: int = Field(0, ge=0, lt=2**31, description="Fixes prompt order, sampling and initialisation")
     output_dir: str | None = Field(
@@ -101,6 +110,10 @@ class RolloutSettings(_Group):
     batch_size: int = Field(32, ge=1, description="Prompts per batch")
     n_samples: int = Field(8, ge=1, description="Completions per prompt: the group the baseline is taken over")
     max_prompt_tokens: int = Field(1024, ge=1, description="Longest prompt allowed")
+    overlong_prompts: Literal["drop", "error"] = Field(
+        "drop", description="What becomes of longer prompts: left out and counted, or refused"
+    )
+    disable_thinking: bool = Field(False, description="Tell the chat template to go without thinking, if it can")
     max_new_tokens: int = Field(1024, ge=1, description="Longest completion generated")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling (1: off)")

@@ -14,18 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from fsm_trainer.config import hub
+from fsm_trainer.config.check_data import check_dataset_path, data_warnings, open_prompts
 from fsm_trainer.config.devices import parse_devices
 from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
 from fsm_trainer.config.train_config import TrainConfig
-from fsm_trainer.data.datasets import LOADER_FUNCTION, Rows, check_rows, is_local, load_training_rows, split_hub_name
+from fsm_trainer.data.datasets import DATASET_FORMS, LOADER_FUNCTION, Rows
 from fsm_trainer.data.prompts import PromptSource
+from fsm_trainer.data.reasoning_gym import default_reward_for
 from fsm_trainer.data.rewards import RewardFn, load_reward_fn
 from fsm_trainer.data.tokenizer import load_tokenizer
 from fsm_trainer.data.user_code import load_function
 
 _REQUIRED = {
     "ckpt": "the model to train, a folder or a hub name",
-    "dataset_path": "the prompts, a .jsonl file",
+    "dataset_path": f"the prompts: {DATASET_FORMS}",
     "reward_fn_path": "a Python file that defines reward_fn(record)",
 }
 _PATHS = ("ckpt", "dataset_path", "dataset_loader_fn", "reward_fn_path", "output_dir", "save_path")
@@ -55,6 +57,8 @@ def count_cuda_devices(config: TrainConfig) -> int:
 
 def check_machine(config: TrainConfig, cuda_devices: int, provided: frozenset[str] = frozenset()) -> None:
     """Devices, engines and folders; `provided` names the paths that objects stand in for."""
+    if default_reward_for(config.dataset_path) is not None:
+        provided |= {"reward_fn_path"}
     for name in _REQUIRED:
         if getattr(config, name) is None and config.preset is None and name not in provided:
             raise ConfigError(f"{flag(name)} is missing; give {_REQUIRED[name]}, or try --preset quickstart")
@@ -147,26 +151,20 @@ def check_inputs(config: TrainConfig, *, reward_fn: RewardFn | None = None, data
     # Paths first: a wrong one is found at once, whatever the others cost to open.
     _check_paths(config, config.ckpt, config.dataset_path if dataset is None else None)
     try:
-        reward_fn = reward_fn or load_reward_fn(str(config.reward_fn_path))
+        reward_fn = reward_fn or _reward_fn(config)
         context = _check_context(config, _model_config(config.ckpt))
-        if dataset is None:
-            dataset = load_training_rows(str(config.dataset_path), config.dataset_loader_fn)
-        else:
-            check_rows(dataset, "given as an object")
         tokenizer = _tokenizer(config.ckpt)
-        prompts = PromptSource(
-            dataset,
-            tokenizer,
-            batch_size=config.batch_size,
-            epochs=config.epochs,
-            seed=config.seed,
-            max_prompt_tokens=config.max_prompt_tokens,
-        )
+        dataset, prompts = open_prompts(config, tokenizer, dataset)
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(one_line(error)) from error
     return Inputs(prompts, reward_fn, tokenizer, dataset_rows=len(dataset), context=context)
+
+
+def _reward_fn(config: TrainConfig) -> RewardFn:
+    own = default_reward_for(config.dataset_path) if config.reward_fn_path is None else None
+    return own or load_reward_fn(str(config.reward_fn_path))
 
 
 def check_model(config: TrainConfig) -> None:
@@ -180,11 +178,7 @@ def check_model(config: TrainConfig) -> None:
 def plan_warnings(config: TrainConfig, inputs: Inputs) -> list[str]:
     """What will run but waste or bias something, in words."""
     found = config.to_scheduler_config(inputs.prompts.total_batches).warnings()
-    if inputs.prompts.dropped_rows_per_epoch:
-        found.append(
-            f"{inputs.prompts.dropped_rows_per_epoch} of {inputs.dataset_rows} rows fill no whole batch and are left "
-            f"out of each epoch, different ones each time"
-        )
+    found += data_warnings(config, inputs.prompts, inputs.tokenizer)
     if config.top_p < 1 or config.top_k > 0:
         found.append(
             "top-p or top-k filter the sampling: the rollout's logprobs are those of the filtered distribution, which "
@@ -199,14 +193,8 @@ def _check_paths(config: TrainConfig, ckpt: str, dataset_path: str | None) -> No
         if not hub.is_hub_name(ckpt):
             raise ConfigError(f"--ckpt {ckpt} does not exist; give a model folder or a hub name")
         uses_hub = True
-    if dataset_path is None:
-        pass
-    elif is_local(dataset_path):
-        if not Path(dataset_path).expanduser().exists():
-            raise ConfigError(f"--dataset-path {dataset_path} does not exist; give the path of a .jsonl or .json file")
-    elif config.dataset_loader_fn is None or hub.is_hub_name(dataset_path.split(":")[0]):
-        _check_dataset_name(dataset_path)
-        uses_hub = True
+    if dataset_path is not None:
+        uses_hub = check_dataset_path(dataset_path, has_loader=config.dataset_loader_fn is not None) or uses_hub
     if config.dataset_loader_fn is not None:
         try:
             load_function(config.dataset_loader_fn, LOADER_FUNCTION, "dataset loader")
@@ -214,15 +202,6 @@ def _check_paths(config: TrainConfig, ckpt: str, dataset_path: str | None) -> No
             raise ConfigError(one_line(error)) from error
     if uses_hub:
         hub.settle()
-
-
-def _check_dataset_name(dataset_path: str) -> None:
-    try:
-        name = split_hub_name(dataset_path)[0]
-    except ValueError as error:
-        raise ConfigError(one_line(error)) from error
-    if not hub.is_hub_name(name):
-        raise ConfigError(f"--dataset-path {dataset_path} does not exist; give the path of a .jsonl or .json file")
 
 
 def _model_config(ckpt: str) -> dict[str, Any]:

@@ -145,10 +145,16 @@ class TrainConfig(
                 f"--lr-decay-steps, which counts them too; raise it or give --lr-decay-style constant"
             )
 
+    @property
+    def prompts_may_come_back(self) -> bool:
+        """Whether a batch can be dropped for staleness, after which its prompts are served again."""
+        return self.is_async and self.async_admission == "greedy" and self.async_drop_stale_batches
+
     def deadlines(self) -> Deadlines:
         """The scheduler's deadlines."""
         return Deadlines(
             start_s=self.start_timeout_s,
+            load_prompts_s=self._load_timeout_s() if self.prompts_may_come_back else Deadlines.load_prompts_s,
             generate_s=self.rollout_timeout_s,
             reward_s=self.reward_timeout_s,
             train_s=self.train_timeout_s,
@@ -157,6 +163,15 @@ class TrainConfig(
             queue_s=self.async_queue_timeout_s,
             shutdown_s=self.shutdown_timeout_s,
         )
+
+    def _load_timeout_s(self) -> float:
+        """At the end of the data prompts are waited for until the last batch that may give them back is consumed."""
+        each = (self.rollout_timeout_s, self.reward_timeout_s, self.async_queue_timeout_s)
+        consumption = (self.train_timeout_s, self.sync_timeout_s, self.save_timeout_s)
+        if not all((*each, *consumption)):
+            return 0.0
+        ahead = self.async_queue_size + self.workers + 1
+        return max(Deadlines.load_prompts_s, sum(each) + ahead * sum(consumption))
 
     def to_scheduler_config(self, max_batches: int | None = None) -> SchedulerConfig:
         """What the scheduler needs; `max_batches` is how many the prompt source holds, if known.

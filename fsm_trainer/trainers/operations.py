@@ -138,8 +138,7 @@ class RunOperations(ABC):
     def on_step(self, records: Sequence[Record]) -> Sequence[Record]:
         """Forget batches that have ended."""
         for record in records:
-            ended = record.kind is RecordKind.TRANSITION and record.machine == "batch" and record.dest in _ENDED
-            if ended and record.batch_id is not None:
+            if is_batch_end(record) and record.batch_id is not None:
                 self._work.pop(record.batch_id, None)
         return ()
 
@@ -186,6 +185,11 @@ class RunOperations(ABC):
         path = self._run.checkpoint(command.version)
         self._train_engine.save(str(path))
         return Input(InputKind.SAVED, train_version=command.version, message=str(path))
+
+
+def is_batch_end(record: Record) -> bool:
+    """Whether a record says that a batch has come to its end."""
+    return record.kind is RecordKind.TRANSITION and record.machine == "batch" and record.dest in _ENDED
 
 
 def digest(*parts: array[int] | array[float]) -> str:

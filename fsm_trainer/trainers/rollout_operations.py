@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
 
-from fsm_trainer.core.events import Command, CommandKind, Input, InputKind
+import structlog
+
+from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Record
+from fsm_trainer.core.machines import BatchState
 from fsm_trainer.data.prompts import PromptBatch
 from fsm_trainer.engines.base import Rollout, RolloutRequest, TrainEngine
 from fsm_trainer.runtime.clock import Clock
 from fsm_trainer.runtime.failures import EngineDied
 from fsm_trainer.runtime.host import EngineHost
-from fsm_trainer.trainers.operations import RunOperations, digest
+from fsm_trainer.trainers.operations import RunOperations, digest, is_batch_end
 from fsm_trainer.trainers.run_directory import RunDirectory
 from fsm_trainer.trainers.samples import write_samples
 from fsm_trainer.trainers.scoring import Scorer
 
+_NOTHING_TO_TRAIN = frozenset({"degenerate", "no_step"})
+"""Reasons of drops after which the prompts have had their turn: every completion was worth the same."""
+_log = structlog.get_logger("fsm_train")
 ABORT_GRACE_S = 2.0
 """How long an engine may take to end an aborted generation by itself before its host is killed."""
 
@@ -28,7 +34,16 @@ class Source(Protocol):
     """Where prompts come from."""
 
     def batch(self, batch_id: int) -> PromptBatch | None:
-        """Prompts of a batch; None past the end."""
+        """Prompts of a batch; None past the end. May wait while batches under way may still come back."""
+
+    def settle(self, batch_id: int) -> None:
+        """The batch was trained on, or has nothing to be trained on."""
+
+    def give_back(self, batch_id: int, reason: str, *, attempted: bool = True) -> tuple[int, ...]:
+        """The batch came to nothing; returns the rows that are not served again."""
+
+    def close(self) -> None:
+        """Release whoever waits."""
 
 
 class RolloutOperations(RunOperations):
@@ -132,7 +147,26 @@ class RolloutOperations(RunOperations):
         host.kill()
 
     def close_source(self) -> None:
-        """A dataset needs not be told."""
+        """Release a load that waits for what becomes of the batches under way."""
+        self._source.close()
+
+    def on_step(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Tell the source what became of its prompts, before a command of this step can ask it for more."""
+        for record in records:
+            if is_batch_end(record):
+                self._tell_source(record)
+        return super().on_step(records)
+
+    def _tell_source(self, record: Record) -> None:
+        assert record.batch_id is not None
+        reason = record.reason or str(record.dest)
+        if record.dest == BatchState.TRAINED.value or reason in _NOTHING_TO_TRAIN:
+            self._source.settle(record.batch_id)
+            return
+        attempted = record.dest != BatchState.CANCELLED.value
+        rows = self._source.give_back(record.batch_id, reason, attempted=attempted)
+        if rows:
+            _log.warning("prompts_given_up", batch_id=record.batch_id, reason=reason, rows=list(rows))
 
     def close(self, timeout_s: float) -> None:
         """End every engine, then the trainer's. An engine whose operation was given up is killed at once."""

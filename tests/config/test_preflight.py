@@ -22,7 +22,8 @@ def test_missing_settings(refused: Refused) -> None:
         "--ckpt is missing; give the model to train, a folder or a hub name, or try --preset quickstart"
     )
     assert refused(dataset_path=None) == (
-        "--dataset-path is missing; give the prompts, a .jsonl file, or try --preset quickstart"
+        "--dataset-path is missing; give the prompts: a data file, a folder, a hub name or reasoning-gym:TASK, or try "
+        "--preset quickstart"
     )
     assert refused(reward_fn_path=None) == (
         "--reward-fn-path is missing; give a Python file that defines reward_fn(record), or try --preset quickstart"
@@ -47,10 +48,10 @@ def test_impossible_settings(refused: Refused) -> None:
 def test_wrong_paths(refused: Refused) -> None:
     assert refused(ckpt="./no/model") == "--ckpt ./no/model does not exist; give a model folder or a hub name"
     assert refused(dataset_path="no.jsonl") == (
-        "--dataset-path no.jsonl does not exist; give the path of a .jsonl or .json file"
+        "--dataset-path no.jsonl does not exist; give a data file, a folder, a hub name or reasoning-gym:TASK"
     )
     assert refused(dataset_path="no data here") == (
-        "--dataset-path no data here does not exist; give the path of a .jsonl or .json file"
+        "--dataset-path no data here does not exist; give a data file, a folder, a hub name or reasoning-gym:TASK"
     )
     assert refused(reward_fn_path="no.py") == "reward file no.py does not exist; give the path of a Python file"
     assert refused(dataset_loader_fn="no.py") == (
@@ -170,7 +171,8 @@ def test_model_too_small_for_the_lengths(refused: Refused) -> None:
 
 def test_dataset_too_small_or_broken(refused: Refused, tmp_path: Path) -> None:
     assert refused(batch_size="11") == (
-        "--batch-size is 11 but the dataset has 10 rows, so an epoch would have no whole batch; give at most 10"
+        "--batch-size is 11 but the dataset has 10 rows, so an epoch would have no whole batch; give at most 10, or "
+        "--no-drop-last"
     )
     (tmp_path / "none.jsonl").write_text("\n")
     assert refused(dataset_path="none.jsonl") == (
@@ -188,7 +190,11 @@ def test_dataset_too_small_or_broken(refused: Refused, tmp_path: Path) -> None:
 
 def test_overlong_prompt(refused: Refused) -> None:
     assert refused(max_prompt_tokens="4") == (
-        "the prompt of dataset row 0 has 5 tokens but --max-prompt-tokens is 4; raise it or shorten the prompt"
+        "all 10 prompts of dataset data.jsonl have more than --max-prompt-tokens 4 tokens, so none is left; raise it"
+    )
+    assert refused(max_prompt_tokens="4", overlong_prompts="error") == (
+        "dataset data.jsonl row 0 column prompt has 5 tokens but --max-prompt-tokens is 4; raise it, shorten the "
+        "prompt or give --overlong-prompts drop"
     )
 
 

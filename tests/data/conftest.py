@@ -21,9 +21,10 @@ class CharTokenizer:
         return [1] * self._bos + ids + [2] * self._eos
 
     def apply_chat_template(
-        self, conversation: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool
+        self, conversation: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool, **variables: Any
     ) -> str:
         assert not tokenize
+        self.variables = variables
         text = "".join(f"<{m['role']}>{m['content']}" for m in conversation)
         return text + "<assistant>" * add_generation_prompt
 

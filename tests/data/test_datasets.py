@@ -9,6 +9,7 @@ import datasets
 import pytest
 
 from fsm_trainer.data.datasets import check_rows, default_loader, is_local, load_training_rows, split_hub_name
+from fsm_trainer.data.readers import read_rows
 from fsm_trainer.data.user_code import UserCodeError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -21,7 +22,7 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(name: str, text: str) -> str:
-    Path(name).write_text(text, encoding="utf-8")
+    Path(name).write_text(text, encoding="utf-8", errors="surrogateescape")
     return name
 
 
@@ -52,7 +53,21 @@ def test_json_list_and_byte_order_mark() -> None:
         ("d.json", '[{"prompt": "a"},\n\n {]', "dataset d.json line 3 is not valid JSON: "),
         ("d.json", '{"prompt": "a"}', "dataset d.json holds a dict, expected a list of objects"),
         ("d.json", '[{"prompt": "a"}, 3]', "dataset d.json item 2 holds a int, expected an object with a prompt"),
-        ("d.csv", "prompt\na\n", "dataset d.csv ends in '.csv', expected .jsonl or .json"),
+        (
+            "d.txt",
+            "a\n",
+            "dataset d.txt ends in '.txt', expected .jsonl, .json, .parquet, .csv, .tsv, .arrow or .feath",
+        ),
+        ("d.csv", "prompt,n\na,1\nb\n", "dataset d.csv is not csv: CSV parse error: Row #3: Expected 2 columns, got 1"),
+        (
+            "d.csv",
+            "prompt\n\udcff\n",
+            "dataset d.csv is not csv: In CSV column #0: Row #2: CSV conversion error to string",
+        ),
+        ("d.csv", "", "dataset d.csv is not csv: Empty CSV file"),
+        ("d.tsv", "prompt\tprompt\na\tb\n", "dataset d.tsv has two columns named 'prompt'; rename one"),
+        ("d.parquet", "PAR", "dataset d.parquet is not parquet: Parquet file size is 3 bytes"),
+        ("d.arrow", "no arrow at all", "dataset d.arrow "),
         ("d.jsonl", '{"a": 1}\n{"a": "x"}\n', "dataset d.jsonl has a column 'a', which cannot"),
     ],
 )
@@ -66,8 +81,10 @@ def test_broken_files(name: str, text: str, message: str) -> None:
 def test_paths_that_are_no_dataset_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^dataset no\.jsonl does not exist"):
         default_loader("no.jsonl")
-    with pytest.raises(ValueError, match="is a folder, expected a file ending in"):
+    with pytest.raises(ValueError, match="is a folder that gives no dataset: .* doesn't contain any data files"):
         default_loader(str(tmp_path))
+    with pytest.raises(ValueError, match=r"is a folder, expected a file ending in \.jsonl, "):
+        read_rows(tmp_path)
     Path("d.jsonl").write_bytes(b'{"prompt": "\xff"}')
     with pytest.raises(ValueError, match=r"^dataset d\.jsonl is not UTF-8 text \(byte 12\)"):
         default_loader("d.jsonl")
@@ -149,10 +166,29 @@ def test_default_loaders_own_message_passes_through_a_users_loader() -> None:
             [{"prompt": "a"}, {"text": "b", "n": 1}],
             "dataset D row 1 has no `prompt` column, only text, n; rename the column or give --dataset-loader-fn",
         ),
-        ([{"prompt": ""}], "dataset D row 0 has prompt '', expected a text or a list of chat messages"),
-        ([{"prompt": None}], "dataset D row 0 has prompt None, expected a text or a list of chat messages"),
-        ([{"prompt": ["hi"]}], "dataset D row 0 has prompt ['hi'], expected a text or a list of chat messages"),
-        ([{"prompt": []}], "dataset D row 0 has prompt [], expected a text or a list of chat messages"),
+        ([{"prompt": ""}], "dataset D row 0 column prompt is empty, expected a text or a list of chat messages"),
+        ([{"prompt": None}], "dataset D row 0 column prompt is None, expected a text or a list of chat messages"),
+        (
+            [{"prompt": ["hi"]}],
+            "dataset D row 0 column prompt message 0 is 'hi', expected an object with role and content",
+        ),
+        (
+            [{"prompt": "a"}, {"prompt": "b", "solutions": {"x": 1}}],
+            "dataset D row 1 column solutions is {'x': 1}, expected a list of answers or one",
+        ),
+        (
+            datasets.Dataset.from_dict({"prompt": ["a", None], "n": [1, 2]}),
+            "dataset D row 1 column prompt is None, expected a text or a list of chat messages",
+        ),
+        (
+            datasets.Dataset.from_dict({"text": ["a"], "n": [1]}),
+            "dataset D row 0 has no `prompt` column, only text, n; rename the column or give --dataset-loader-fn",
+        ),
+        (
+            [{"prompt": [{"role": "user"}]}],
+            "dataset D row 0 column prompt message 0 is {'role': 'user'}, expected an object with role and content",
+        ),
+        ([{"prompt": []}], "dataset D row 0 column prompt is [], expected a text or a list of chat messages"),
     ],
 )
 def test_rows_that_cannot_be_prompts(rows: Any, message: str) -> None:

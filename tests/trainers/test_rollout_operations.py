@@ -71,6 +71,9 @@ class Source:
     def batch(self, batch_id: int) -> Any:
         return prompt_batch() if batch_id < 3 else None
 
+    def close(self) -> None:
+        pass
+
 
 class Stage:
     def __init__(self, folder: Path) -> None:
