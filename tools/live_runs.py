@@ -30,7 +30,7 @@ from fsm_trainer.core.config import Deadlines, SchedulerConfig
 from fsm_trainer.core.events import NOTICES, CommandKind, Input, InputKind, Record
 from fsm_trainer.core.monitor import Monitor
 from fsm_trainer.core.scheduler import Scheduler
-from fsm_trainer.data.prompts import PromptBatch
+from fsm_trainer.data.prompts import PromptSource
 from fsm_trainer.data.rewards import RewardRecord
 from fsm_trainer.engines.fake import Effect, FakeBehaviour, FakeOperations, FakeRolloutEngine, FakeTrainEngine, Fault
 from fsm_trainer.engines.fake_behaviour import Lognormal, Uniform
@@ -186,20 +186,23 @@ class _Sink(EventLogWriter):
 
 
 class _Tokenizer:
+    """As much of a tokenizer as prompts and rewards need: a token is a character's number."""
+
     eos_token_id = 0
+    bos_token_id = None
+    chat_template = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(character) for character in text]
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         return " ".join(str(token) for token in tokens if token or not skip_special_tokens)
 
 
-class _Source:
-    def __init__(self, batches: int | None) -> None:
-        self._batches = batches
-
-    def batch(self, batch_id: int) -> PromptBatch | None:
-        if self._batches is not None and batch_id >= self._batches:
-            return None
-        return PromptBatch(batch_id, 0, (0, 1), ({"prompt": "a"}, {"prompt": "b"}), ("a", "b"), ((3,), (4, 5)))
+def _source(batches: int | None) -> PromptSource:
+    rows = [{"prompt": str(number)} for number in range(2 * (batches or 8))]
+    epochs = 1 if batches else 1000
+    return PromptSource(rows, _Tokenizer(), batch_size=2, epochs=epochs, seed=0, max_prompt_tokens=8)
 
 
 class _Reward:
@@ -230,7 +233,7 @@ def _hosted(case: LiveCase, directory: Path, clock: MonotonicClock, inbox: _Inbo
 
     inbox.kill = kill
     return RolloutOperations(
-        source=_Source(case.behaviour.batches),
+        source=_source(case.behaviour.batches),
         scorer=Scorer(_Tokenizer(), _Reward(case.reward_fails_at), get_algorithm("async-grpo")),
         train_engine=FakeTrainEngine(case.behaviour.fresh()),
         make_host=make_host,
