@@ -85,7 +85,8 @@ def _render_overlap(summary: Summary) -> list[str]:
     return [
         f"per step          rollout {1e3 * found.rollout_s:.1f} ms (reward {1e3 * found.reward_s:.1f} ms, "
         f"{100 * found.reward_s / found.rollout_s if found.rollout_s else 0.0:.1f} % of it), "
-        f"train {1e3 * found.train_s:.1f} ms, sync {1e3 * found.sync_s:.1f} ms; one after the other {1e3 * found.synchronous_s:.1f} ms, "
+        f"train {1e3 * found.train_s:.1f} ms, "
+        f"sync {1e3 * found.sync_s:.1f} ms; one after the other {1e3 * found.synchronous_s:.1f} ms, "
         f"here {1e3 * found.step_s:.1f} ms",
         f"limit of overlap  {found.limit:.2f}x; this run {found.speedup:.2f}x, "
         f"{100 * found.reached:.1f} % of the limit",

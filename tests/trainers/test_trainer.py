@@ -158,7 +158,7 @@ def test_a_reward_that_raises_fails_the_run_and_names_its_line(make_config: Make
     result = fit(make_config(), broken)
     line = broken.__code__.co_firstlineno + 4
     assert (result.outcome, result.exit_code) == ("failed", 1)
-    assert f"ZeroDivisionError: no digits in the completion (test_trainer.py:{line})" in result.message
+    assert f"ZeroDivisionError: no digits in the completion (broken, test_trainer.py:{line})" in result.message
     assert "rollout-0: reward of batch 2 failed" in result.message
     assert run_end(result.run.path).reason == "failed"
 
