@@ -18,7 +18,8 @@ ROOMS: dict[str, set[str]] = {
     "runtime": {"core", "eventlog"},
     "engines": {"core.batch", "core.events", "algorithms"},
     "algorithms": {"core.batch"},
-    "data": set(),
+    # Reward processes die with the run, and tell failures, as engine processes do.
+    "data": {"runtime.child", "runtime.failures"},
     "config": {"core.config", "data"},
     "presets": {"config", "engines.tiny"},
     "replay": {"core", "eventlog"},
@@ -59,7 +60,7 @@ LIBRARIES: dict[str, set[str]] = {
     "runtime": {"structlog"},
     "engines": {"torch", "transformers", "tokenizers", "safetensors", "numpy", "vllm"},
     "algorithms": {"torch", "numpy"},
-    "data": {"datasets", "pyarrow", "reasoning_gym", "transformers"},
+    "data": {"datasets", "math_verify", "pyarrow", "reasoning_gym", "transformers"},
     "config": {"pydantic", "pydantic_core", "yaml", "torch", "huggingface_hub"},
     "presets": {"transformers"},
     "replay": {"pyarrow"},

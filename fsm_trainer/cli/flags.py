@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from fsm_trainer.cli.simulate_flags import SimulationRequest, add_simulation_flags, take_simulation_flags
 from fsm_trainer.config.errors import ConfigError, flag, one_line, suggestion
-from fsm_trainer.config.groups import GROUPS
+from fsm_trainer.config.groups import GROUPS, LISTED
 from fsm_trainer.config.reference import bounds, choices, default_text
 from fsm_trainer.config.train_config import TrainConfig
 from fsm_trainer.config.yaml_file import read_config_file
@@ -71,8 +71,9 @@ def _add(section: argparse._ArgumentGroup, name: str, setting: FieldInfo) -> Non
         negated = f"--no-{flag(name)[2:]}"
         section.add_argument(negated, dest=name, action="store_const", const="false", help="The same as false")
         return
+    action = "append" if name in LISTED else "store"
     metavar = "|".join(choices(setting)) or name.rsplit("_", 1)[-1].upper()
-    section.add_argument(*spellings, dest=name, metavar=metavar, help=_help(setting))
+    section.add_argument(*spellings, dest=name, metavar=metavar, action=action, help=_help(setting))
 
 
 def _help(setting: FieldInfo) -> str:
@@ -89,6 +90,7 @@ def parse(argv: Sequence[str]) -> Invocation:
     if extra:
         raise ConfigError(_unknown(extra[0], parser))
     flags: dict[str, Any] = vars(namespace)
+    flags.update({name: ",".join(flags[name]) for name in LISTED if name in flags})
     dry_run = bool(flags.pop("dry_run", False))
     simulation = take_simulation_flags(flags)
     config_file = flags.pop("config", None)

@@ -42,6 +42,7 @@ def _plan_rows(config: TrainConfig, inputs: Inputs) -> list[tuple[str, str]]:
         ("scheduler", json.dumps({k: v for k, v in scheduler.to_dict().items() if k != "deadlines"})),
         ("deadlines [s]", json.dumps(scheduler.to_dict()["deadlines"])),
         ("dataset", _dataset(inputs)),
+        *[("reward" if i == 0 else "", line) for i, line in enumerate(inputs.rewards.describe(config))],
         ("batch", f"{config.batch_size} prompts x {config.n_samples} samples = {config.rows_per_batch} sequences"),
         ("steps", f"{scheduler.max_steps}, of {prompts.total_batches} batches in {config.epochs} epoch(s)"),
         ("context", f"{config.max_prompt_tokens + config.max_new_tokens} of {inputs.context or 'unknown'} positions"),

@@ -68,7 +68,10 @@ class BasicSettings(_Group):
     dataset_loader_fn: str | None = Field(
         None, description="FILE.py[:FUNCTION] that makes the dataset's rows (FUNCTION: load_training_dataset)"
     )
-    reward_fn_path: str | None = Field(None, description="FILE.py[:FUNCTION] that scores (FUNCTION: reward_fn)")
+    reward_fn_path: str | None = Field(
+        None,
+        description="FILE.py[:FUNCTION] that scores (FUNCTION: reward_fn) or builtin:NAME; several with commas between",
+    )
     epochs: int = Field(10, ge=1, description="Passes over the dataset")
     shuffle: bool = Field(True, description="Shuffle the prompts anew each epoch, by the seed")
     drop_last: bool = Field(
@@ -119,6 +122,19 @@ class RolloutSettings(_Group):
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling (1: off)")
     top_k: int = Field(-1, ge=-1, description="Sample among the k likeliest tokens (-1: off)")
     rollout_timeout_s: float = Field(1800.0, ge=0, description="Limit for generating one batch (0: none)")
+    reward_weights: str | None = Field(None, description="Weight of each reward function, with commas (default: 1)")
+    reward_executor: Literal["process", "thread"] = Field(
+        "process", description="Where reward functions run: processes that may hang or crash, or threads of this one"
+    )
+    reward_workers: int | None = Field(
+        None, ge=1, le=64, description="Reward processes or threads (default: what the functions ask for, else few)"
+    )
+    reward_call_timeout_s: float | None = Field(
+        None, ge=0, description="Limit for one call of a reward function (0: none; default: 0.9 of --reward-timeout-s)"
+    )
+    reward_on_error: Literal["fail", "zero", "mask"] = Field(
+        "fail", description="A sample whose reward fails: fails the run, counts 0, or is left out"
+    )
     reward_timeout_s: float = Field(600.0, ge=0, description="Limit for scoring one batch (0: none)")
 
 
@@ -186,6 +202,9 @@ class ObservabilitySettings(_Group):
     )
     log_samples: Literal["all", "none"] = Field("all", description="Which completions are kept in samples/")
 
+
+LISTED = frozenset({"reward_fn_path", "reward_weights"})
+"""Settings that name several things with commas between; a flag may be repeated, a file may have a list."""
 
 GROUPS: dict[str, type[BaseModel]] = {
     "Basic": BasicSettings,

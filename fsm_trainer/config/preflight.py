@@ -15,22 +15,25 @@ from typing import Any
 
 from fsm_trainer.config import hub
 from fsm_trainer.config.check_data import check_dataset_path, data_warnings, open_prompts
+from fsm_trainer.config.check_rewards import GivenRewards, Rewards, open_rewards
 from fsm_trainer.config.devices import parse_devices
 from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
 from fsm_trainer.config.train_config import TrainConfig
+from fsm_trainer.data.builtin_rewards import PREFIX as BUILTIN
 from fsm_trainer.data.datasets import DATASET_FORMS, LOADER_FUNCTION, Rows
 from fsm_trainer.data.prompts import PromptSource
 from fsm_trainer.data.reasoning_gym import default_reward_for
-from fsm_trainer.data.rewards import RewardFn, load_reward_fn
+from fsm_trainer.data.reward_specs import split_specs
+from fsm_trainer.data.rewards import REWARD_FUNCTION
 from fsm_trainer.data.tokenizer import load_tokenizer
-from fsm_trainer.data.user_code import load_function
+from fsm_trainer.data.user_code import load_function, split_spec
 
 _REQUIRED = {
     "ckpt": "the model to train, a folder or a hub name",
     "dataset_path": f"the prompts: {DATASET_FORMS}",
     "reward_fn_path": "a Python file that defines reward_fn(record)",
 }
-_PATHS = ("ckpt", "dataset_path", "dataset_loader_fn", "reward_fn_path", "output_dir", "save_path")
+_PATHS = ("ckpt", "dataset_path", "dataset_loader_fn", "output_dir", "save_path")
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Inputs:
     """What the checks opened, for the plan."""
 
     prompts: PromptSource
-    reward_fn: RewardFn
+    rewards: Rewards
     tokenizer: Any
     dataset_rows: int
     context: int | None
@@ -68,6 +71,9 @@ def check_machine(config: TrainConfig, cuda_devices: int, provided: frozenset[st
     _check_engine(config)
     for name in _PATHS:
         _check_path_can_be(flag(name), getattr(config, name))
+    for spec in split_specs(config.reward_fn_path) if config.reward_fn_path is not None else ():
+        if not spec.startswith(BUILTIN):
+            _check_path_can_be("--reward-fn-path", str(split_spec(spec, REWARD_FUNCTION)[0]))
     _check_folder("--output-dir", config.output_dir)
     _check_folder("--save-path", config.save_path)
 
@@ -145,13 +151,13 @@ def _check_folder(name: str, text: str | None) -> None:
         raise ConfigError(f"{name} {text} cannot be written: no permission for {parent}; give another folder")
 
 
-def check_inputs(config: TrainConfig, *, reward_fn: RewardFn | None = None, dataset: Rows | None = None) -> Inputs:
+def check_inputs(config: TrainConfig, *, reward_fn: GivenRewards | None = None, dataset: Rows | None = None) -> Inputs:
     """Model, dataset, loader and reward; `config` has the path of whatever is not given as an object."""
     assert config.ckpt is not None, config
     # Paths first: a wrong one is found at once, whatever the others cost to open.
     _check_paths(config, config.ckpt, config.dataset_path if dataset is None else None)
     try:
-        reward_fn = reward_fn or _reward_fn(config)
+        rewards = open_rewards(config, reward_fn)
         context = _check_context(config, _model_config(config.ckpt))
         tokenizer = _tokenizer(config.ckpt)
         dataset, prompts = open_prompts(config, tokenizer, dataset)
@@ -159,12 +165,7 @@ def check_inputs(config: TrainConfig, *, reward_fn: RewardFn | None = None, data
         raise
     except ValueError as error:
         raise ConfigError(one_line(error)) from error
-    return Inputs(prompts, reward_fn, tokenizer, dataset_rows=len(dataset), context=context)
-
-
-def _reward_fn(config: TrainConfig) -> RewardFn:
-    own = default_reward_for(config.dataset_path) if config.reward_fn_path is None else None
-    return own or load_reward_fn(str(config.reward_fn_path))
+    return Inputs(prompts, rewards, tokenizer, dataset_rows=len(dataset), context=context)
 
 
 def check_model(config: TrainConfig) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from fsm_trainer.config.errors import ConfigError, one_line, shown, suggestion
+from fsm_trainer.config.groups import LISTED
 from fsm_trainer.config.train_config import TrainConfig
 
 _SCALARS = (str, int, float, bool, type(None))
@@ -23,6 +24,8 @@ def read_config_file(path: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key_node, value_node in root.value:
         key, value = _key(key_node), _construct(value_node, path)
+        if isinstance(value, list) and key.replace("-", "_") in LISTED:
+            value = ",".join(str(each) for each in value)
         name = _field_name(key, value, path)
         if name in values:
             raise ConfigError(f"{key!r} is set twice in {path}; keep one of the two")

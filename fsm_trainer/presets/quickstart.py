@@ -37,6 +37,8 @@ SETTINGS: dict[str, Any] = {
     "max_steps": 250,
     "epochs": 100,
     "threads": 1,
+    # The reward is a line of arithmetic that cannot hang: sending it to a process would cost more than it does.
+    "reward_executor": "thread",
 }
 
 REWARD = '''"""Reward of the copy task: the share of positions that match, over the longer of the two texts."""

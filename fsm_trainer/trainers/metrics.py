@@ -86,6 +86,7 @@ class StepMetrics:
             "sync_s": self._sync_ns / SECOND_NS,
             "wait_s": self._wait_ns / SECOND_NS,
             "tokens": float(batch.token_count),
+            **work.reward_metrics,
         }
         self._sync_ns = self._wait_ns = 0
         self.last = numbers

@@ -11,7 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fsm_trainer.core.batch import AsyncTrainBatch
 from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Record, RecordKind
@@ -36,6 +36,7 @@ class BatchWork:
     rollout: Rollout | None = None
     rollout_s: float = 0.0
     train_batch: AsyncTrainBatch | None = None
+    reward_metrics: dict[str, float] = field(default_factory=dict)
     result: TrainResult | None = None
 
 

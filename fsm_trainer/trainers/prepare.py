@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fsm_trainer.config import ConfigError, TrainConfig
+from fsm_trainer.config.check_rewards import GivenRewards
 from fsm_trainer.config.preflight import Inputs, check_inputs, check_machine, check_model, count_cuda_devices
 from fsm_trainer.config.resolve import resolve
 from fsm_trainer.data.datasets import Rows
-from fsm_trainer.data.rewards import RewardFn
 from fsm_trainer.presets import prepare_preset
 
 
@@ -42,7 +42,7 @@ class Prepared:
             self.scratch = None
 
 
-def prepare(config: TrainConfig, *, reward_fn: RewardFn | None = None, dataset: Rows | None = None) -> Prepared:
+def prepare(config: TrainConfig, *, reward_fn: GivenRewards | None = None, dataset: Rows | None = None) -> Prepared:
     """Resolve and check a configuration; ConfigError (a ValueError) says what is wrong in one line.
 
     `reward_fn` and `dataset` stand in for the configuration's paths.

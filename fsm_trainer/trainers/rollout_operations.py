@@ -74,6 +74,7 @@ class RolloutOperations(RunOperations):
         self._keep_samples = keep_samples
         self._always_steps = always_steps
         self._hosts: dict[int, EngineHost] = {}
+        scorer.start(run.reward_output)
 
     def start_engine(self, command: Command) -> Input:
         """Start the engine's host, then the engine."""
@@ -124,9 +125,9 @@ class RolloutOperations(RunOperations):
         scored = self._scorer.score(work.prompts, work.rollout, rollout_time_s=work.rollout_s, now_s=now_s)
         if self._keep_samples:
             write_samples(self._run.samples, work.prompts, work.rollout, scored.completions, scored.batch)
-        work.train_batch = scored.batch
-        degenerate = scored.degenerate and not self._always_steps
-        return Input(InputKind.REWARDED, tokens=scored.batch.token_count, reason="degenerate" if degenerate else None)
+        work.train_batch, work.reward_metrics = scored.batch, scored.reward_metrics
+        reason = "degenerate" if scored.degenerate and not self._always_steps else None
+        return Input(InputKind.REWARDED, tokens=scored.batch.token_count, reason=reason, message=scored.message)
 
     def load_weights(self, command: Command) -> Input:
         """Let the engine read the published snapshot."""
@@ -173,6 +174,7 @@ class RolloutOperations(RunOperations):
         given_up = {command.engine for command in tuple(self._running.values())}
         with ExitStack() as stack:
             stack.callback(super().close, timeout_s)
+            stack.callback(self._scorer.close)
             for engine, host in self._hosts.items():
                 end = host.kill if engine in given_up else partial(host.close, timeout_s)
                 stack.callback(end)

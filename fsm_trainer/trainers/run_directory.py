@@ -53,6 +53,11 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def reward_output(self) -> Path:
+        """What reward functions print in their processes; there if they print."""
+        return self.path / "rewards.log"
+
+    @property
     def samples(self) -> Path:
         """Folder of one Parquet file a prompt batch."""
         return self.path / "samples"

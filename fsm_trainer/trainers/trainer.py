@@ -14,12 +14,12 @@ import structlog
 
 from fsm_trainer.algorithms.registry import get_algorithm
 from fsm_trainer.config import TrainConfig
+from fsm_trainer.config.check_rewards import GivenRewards
 from fsm_trainer.config.preflight import Inputs, plan_warnings
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Input
 from fsm_trainer.core.scheduler import Scheduler
 from fsm_trainer.data.datasets import Rows
-from fsm_trainer.data.rewards import RewardFn
 from fsm_trainer.eventlog.schema import log_metadata
 from fsm_trainer.eventlog.writer import EventLogWriter
 from fsm_trainer.runtime.clock import Clock, MonotonicClock
@@ -36,6 +36,7 @@ from fsm_trainer.trainers.prepare import Prepared, prepare, prepare_for_queue
 from fsm_trainer.trainers.progress import Display, ProgressTracker
 from fsm_trainer.trainers.queue_operations import OnWeights, QueueOperations
 from fsm_trainer.trainers.result import RunResult, run_result
+from fsm_trainer.trainers.reward_policy import RewardPolicy
 from fsm_trainer.trainers.rollout_operations import RolloutOperations
 from fsm_trainer.trainers.run_directory import RunDirectory
 from fsm_trainer.trainers.scoring import Scorer
@@ -58,14 +59,15 @@ class Trainer:
         self,
         config: TrainConfig,
         *,
-        reward_fn: RewardFn | None = None,
+        reward_fn: GivenRewards | None = None,
         dataset: Rows | None = None,
         display: Display | None = None,
         prepared: Prepared | None = None,
     ) -> None:
         """Check everything that can be checked before a run; ValueError names what is wrong.
 
-        `reward_fn` and `dataset` (rows with a `prompt`, as in a file) replace the configuration's paths.
+        `reward_fn` (a function, or several in a list) and `dataset` (rows with a `prompt`, as in a file) replace the
+        configuration's paths.
         """
         if config.is_async is not self.asynchronous:
             kind = "an asynchronous" if self.asynchronous else "a synchronous"
@@ -125,7 +127,12 @@ class Trainer:
         config, inputs = self.config, self._inputs
         return RolloutOperations(
             source=inputs.prompts,
-            scorer=Scorer(inputs.tokenizer, inputs.reward_fn, get_algorithm(config.algo)),
+            scorer=Scorer(
+                inputs.tokenizer,
+                inputs.rewards.make_executor(config),
+                get_algorithm(config.algo),
+                policy=RewardPolicy(inputs.rewards.weights, config.reward_on_error),
+            ),
             train_engine=make_train_engine(config),
             make_host=lambda engine: make_rollout_host(config, engine),
             run=run,
@@ -168,7 +175,7 @@ class AsyncPolicyTrainer(Trainer):
         self,
         config: TrainConfig,
         *,
-        reward_fn: RewardFn | None = None,
+        reward_fn: GivenRewards | None = None,
         dataset: Rows | None = None,
         queue: AsyncTrainBatchQueue | None = None,
         on_weights: OnWeights | None = None,
