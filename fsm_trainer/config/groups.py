@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 MOST = 10**9
-"""Largest number that any setting may have: a thousand million tokens, or thirty years of seconds."""
+"""Largest count, and most seconds, that a setting may have: thirty years of them."""
 
 
 class _Group(BaseModel):
@@ -39,9 +39,10 @@ class _Group(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _usable_number(cls, value: Any) -> Any:
-        """Refuse what torch, the clock or the log cannot count up to; nobody means it."""
-        if isinstance(value, int | float) and abs(value) > MOST:
+    def _usable_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a count or a time that torch, the clock or the log cannot reach; nobody means it."""
+        bounded = isinstance(value, int) or (isinstance(value, float) and str(info.field_name).endswith("_s"))
+        if bounded and value > MOST:
             raise PydanticCustomError("huge_number", "at most {most}", {"most": MOST})
         return value
 

@@ -35,7 +35,8 @@ class RunDirectory:
     def of(cls, config: TrainConfig) -> RunDirectory:
         """The folders that a resolved configuration names; makes nothing."""
         assert config.output_dir is not None and config.save_path is not None, config
-        return cls(Path(config.output_dir), Path(config.save_path))
+        # Absolute: a reward that runs code may well change the working folder.
+        return cls(Path(config.output_dir).absolute(), Path(config.save_path).absolute())
 
     @property
     def config(self) -> Path:
