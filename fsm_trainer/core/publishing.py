@@ -8,6 +8,9 @@ from fsm_trainer.core.machines import EngineState, RunState, TrainerState
 from fsm_trainer.core.recorder import Recorder
 from fsm_trainer.core.state import Engine
 
+_SYNCING = (EngineState.OPEN, EngineState.DRAINING, EngineState.STARTING)
+"""States in which an engine may close its gate or begin a load."""
+
 
 def alias(rec: Recorder, admission: Admission) -> bool:
     """A publication of unchanged weights is an alias of the last one: nothing to export."""
@@ -41,13 +44,12 @@ def first_publication(rec: Recorder, admission: Admission) -> bool:
 
 def sync_engines(rec: Recorder, admission: Admission) -> bool:
     """Close the gate of an engine for which a sync is due, and start its load once its own work has drained."""
-    return any(_sync_engine(rec, admission, engine) for engine in rec.state.engines)
+    if rec.state.run.state is RunState.STOPPING:
+        return False
+    return any(_sync_engine(rec, admission, engine) for engine in rec.state.engines if engine.machine.state in _SYNCING)
 
 
 def _sync_engine(rec: Recorder, admission: Admission, engine: Engine) -> bool:
-    s = rec.state
-    if s.run.state is RunState.STOPPING:
-        return False
     if engine.machine.state is EngineState.OPEN and admission.gate_closes(engine):
         if not _wanted(rec):
             return False

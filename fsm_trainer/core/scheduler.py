@@ -106,8 +106,9 @@ class Scheduler:
 
     def _apply_a_rule(self) -> bool:
         """Let the first rule that has something to change do so."""
+        rec, admission = self._recorder, self.admission
         for rule in rules.RULES:  # noqa: SIM110 - quicker than any() over a generator
-            if rule(self._recorder, self.admission):
+            if rule(rec, admission):
                 return True
         return False
 

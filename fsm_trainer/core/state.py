@@ -129,11 +129,13 @@ class State:
     @property
     def active(self) -> bool:
         """Whether batches move: running, or draining what was admitted."""
-        return self.run.state in (RunState.RUNNING, RunState.DRAINING)
+        state = self.run.state
+        return state is RunState.RUNNING or state is RunState.DRAINING
 
     def unconsumed(self) -> list[Batch]:
         """Open batches that the trainer has not taken, in id order."""
-        return [b for b in self.batches.values() if b.id != self.training]
+        training = self.training
+        return [b for b in self.batches.values() if b.id != training]
 
     def unstarted(self) -> list[Batch]:
         """Admitted batches whose generation has not started, in id order."""

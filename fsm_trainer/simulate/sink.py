@@ -17,7 +17,8 @@ class MemorySink:
 
     def append(self, record: Record) -> None:
         """Keep one row."""
-        self._check(record.seq)
+        if self._fail_at is not None:
+            self._check(record.seq)
         self.records.append(record)
 
     def flush(self) -> None:
