@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fsm_trainer.data.encoding import Overlong, encode_rows
-from fsm_trainer.data.rows import Rows
+from fsm_trainer.data.rows import Rows, rows_at
 from fsm_trainer.data.source_state import Group, SourceState
 from fsm_trainer.data.tokenizer import Tokenizer
 
@@ -250,7 +250,7 @@ class PromptSource:
             batch_id=batch_id,
             epoch=group.epoch,
             row_indices=numbers,
-            rows=tuple(dict(self._rows[number]) for number in numbers),
+            rows=rows_at(self._rows, numbers),
             prompt_texts=_pick(self._prompts.texts, group.members),
             prompt_tokens=_pick(self._prompts.tokens, group.members),
             attempt=group.attempts,

@@ -38,6 +38,14 @@ def column(rows: Rows, name: str) -> Sequence[Any]:
     return [rows[index][name] for index in range(len(rows))]
 
 
+def rows_at(rows: Rows, indices: Sequence[int]) -> tuple[dict[str, Any], ...]:
+    """Rows by number, as plain dictionaries."""
+    if not _is_table(rows):
+        return tuple(dict(rows[index]) for index in indices)
+    columns: dict[str, list[Any]] = rows[list(indices)]  # type: ignore[index]
+    return tuple(dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+
+
 def _is_table(rows: Any) -> bool:
     """Whether it is a `datasets.Dataset`, whose columns are read in a tenth of the time of its rows."""
     return hasattr(rows, "select_columns") and hasattr(rows, "column_names")
