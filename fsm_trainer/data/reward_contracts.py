@@ -121,7 +121,7 @@ class RewardFunction:
     def _outcome(self, task: asyncio.Future[float], limit_s: float | None) -> Value:
         if not task.done():
             task.cancel()
-            return RewardFailure("timeout", "RewardTimeout", f"{self.info.name} took longer than {limit_s:g} s")
+            return RewardFailure("timeout", "RewardTimeout", f"{self.info.name}: a call took longer than {limit_s:g} s")
         error = task.exception()
         return failure_of(error) if error is not None else task.result()
 

@@ -87,9 +87,9 @@ class RewardProcess:
         self._board.write_part(body)
         with suppress(OSError):  # a dead child's socket: its death is seen below
             self._connection.send_bytes(pickle.dumps((number, limit_s, len(body))))
-        over: tuple[int, float] | None = None
+        late_ns: int | None = None
         watch_s = None if limit_s is None else limit_s + patience_s
-        while over is None:
+        while late_ns is None:
             message = self._receive(self._pause(watch_s))
             if message == b"":
                 return PartResult([*told, *self._board.read(count)], [], [], None)
@@ -99,8 +99,14 @@ class RewardProcess:
             elif self._dead():
                 break
             else:
-                over = self._late(watch_s)
-        return self._after_death(told, count, over)
+                late_ns = self._late(watch_s)
+        if late_ns is not None:
+            self.kill()
+        result = self._after_death(told, count, late_ns)
+        if late_ns is None:
+            return result
+        late = RewardFailure("timeout", "RewardTimeout", f"a call took longer than {limit_s:g} s")
+        return result._replace(death=late)
 
     def kill(self) -> None:
         """Kill it and whatever it started; from any thread."""
@@ -158,24 +164,22 @@ class RewardProcess:
         began = self._board.call_began_ns
         return limit_s if not began else max(0.0, limit_s - (time.monotonic_ns() - began) / 1e9)
 
-    def _late(self, limit_s: float | None) -> tuple[int, float] | None:
-        """The beginning of a call that has taken too long, and how long."""
+    def _late(self, limit_s: float | None) -> int | None:
+        """When the running call began, if it has taken too long."""
         began = self._board.call_began_ns
         took = (time.monotonic_ns() - began) / 1e9
-        return (began, took) if began and limit_s is not None and took >= limit_s else None
+        return began if began and limit_s is not None and took >= limit_s else None
 
-    def _after_death(self, told: list[tuple[int, Value]], count: int, late: tuple[int, float] | None) -> PartResult:
-        if late is not None:
-            self.kill()
+    def _after_death(self, told: list[tuple[int, Value]], count: int, late_ns: int | None) -> PartResult:
         how = self._bury()
         with suppress(EOFError, OSError):  # what it sent before it died
             while self._connection.poll():
                 message = self._connection.recv_bytes()
                 told.append(pickle.loads(message))
         death = RewardFailure("crash", "RewardCrash", f"its process {how}")
-        blamed = [] if late and late[0] != self._board.call_began_ns else list(self._board.open_call())
-        if late is not None:
-            death = RewardFailure("timeout", "RewardTimeout", f"a call took longer than {late[1]:.3g} s")
+        # The late call may have ended in the last moment; the one that runs then is not to blame.
+        innocent = late_ns is not None and late_ns != self._board.call_began_ns
+        blamed = [] if innocent else list(self._board.open_call())
         known = {index for index, _ in told}
         untold = [index for index in self._board.untold(count) if index not in known]
         values = [*told, *self._board.read(count)]

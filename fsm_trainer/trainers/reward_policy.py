@@ -109,7 +109,7 @@ def _shown(failure: RewardFailure) -> str:
 
 
 def _error(info: FunctionInfo, failure: RewardFailure) -> RewardError:
-    where = f"{info.name}, {failure.where}" if failure.where else info.name
+    where = f"{info.name}, {failure.where}" if failure.where else ""
     return RewardError(failure.type, failure.message, failure.traceback, where)
 
 

@@ -78,7 +78,7 @@ def hostile(body: str) -> str:
 
 NEVER = "time.sleep(1e6)"
 FAILS = {
-    "sleeps for ever": (NEVER, 0.5, "timeout", "RewardTimeout", "reward_fn: a call took longer than 0."),
+    "sleeps for ever": (NEVER, 0.5, "timeout", "RewardTimeout", "reward_fn: a call took longer than 0.5 s"),
     "exits": ("sys.exit(3)", LIMIT_S, "error", "SystemExit", "3"),
     "exits at once": ("os._exit(3)", LIMIT_S, "crash", "RewardCrash", "reward_fn: its process exited with code 3"),
     "segfaults": (
