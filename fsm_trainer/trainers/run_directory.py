@@ -19,7 +19,9 @@ class RunDirectory:
     @classmethod
     def create(cls, config: TrainConfig) -> RunDirectory:
         """Make the folders of a resolved configuration and write its `config.json`; ConfigError over another run."""
-        run = cls.of(config)
+        named = cls.of(config)
+        # A reward that runs code may well change the working folder.
+        run = cls(named.path.absolute(), named.checkpoints.absolute())
         run.path.mkdir(parents=True, exist_ok=True)
         try:
             with run.config.open("x", encoding="utf-8") as file:
@@ -35,8 +37,7 @@ class RunDirectory:
     def of(cls, config: TrainConfig) -> RunDirectory:
         """The folders that a resolved configuration names; makes nothing."""
         assert config.output_dir is not None and config.save_path is not None, config
-        # Absolute: a reward that runs code may well change the working folder.
-        return cls(Path(config.output_dir).absolute(), Path(config.save_path).absolute())
+        return cls(Path(config.output_dir), Path(config.save_path))
 
     @property
     def config(self) -> Path:
