@@ -22,7 +22,7 @@ from fsm_trainer.config.train_config import TrainConfig
 from fsm_trainer.data.builtin_rewards import PREFIX as BUILTIN
 from fsm_trainer.data.datasets import DATASET_FORMS, LOADER_FUNCTION, Rows
 from fsm_trainer.data.prompts import PromptSource
-from fsm_trainer.data.reasoning_gym import default_reward_for
+from fsm_trainer.data.reasoning_gym import default_reward_for, is_reasoning_gym
 from fsm_trainer.data.reward_specs import split_specs
 from fsm_trainer.data.rewards import REWARD_FUNCTION
 from fsm_trainer.data.tokenizer import load_tokenizer
@@ -70,7 +70,8 @@ def check_machine(config: TrainConfig, cuda_devices: int, provided: frozenset[st
     _check_sizes(config)
     _check_engine(config)
     for name in _PATHS:
-        _check_path_can_be(flag(name), getattr(config, name))
+        if name != "dataset_path" or not is_reasoning_gym(config.dataset_path or ""):
+            _check_path_can_be(flag(name), getattr(config, name))
     for spec in split_specs(config.reward_fn_path) if config.reward_fn_path is not None else ():
         if not spec.startswith(BUILTIN):
             _check_path_can_be("--reward-fn-path", str(split_spec(spec, REWARD_FUNCTION)[0]))

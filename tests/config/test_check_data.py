@@ -77,6 +77,9 @@ def test_paths_that_name_nothing(refused: Refused, monkeypatch: pytest.MonkeyPat
         "dataset reasoning-gym: names no task, expected reasoning-gym:TASK[,TASK][?size=1000&seed=0&prompt=text|chat"
         "&system=NAME&PARAMETER=VALUE]"
     )
+    # However long it is: it is no path.
+    many = "reasoning-gym:" + ",".join(["chain_sum"] * 400) + "?size=0"
+    assert refused(dataset_path=many).endswith("size is '0', expected a whole number of at least 1")
     assert refused(dataset_path="no.parquet") == (
         "--dataset-path no.parquet does not exist; give a data file, a folder, a hub name or reasoning-gym:TASK"
     )
