@@ -30,6 +30,7 @@ TESTS = (
     "core/test_batch_queue.py",
     "core/test_admission.py",
     "core/test_shutdown.py",
+    "core/test_rules.py",
     "core",
     "simulate/test_explorer.py",
     "simulate",

@@ -92,6 +92,8 @@ def _check_stopping(s: State) -> None:
     machines: list[StateMachine] = [s.trainer, *(w.machine for w in s.workers)]
     idle = [m.entity for m in machines if not m.ended and not s.busy(m)]
     hold(not idle, "a stopping run keeps nothing that has nothing to do", idle)
+    ended = [op for op in s.ops.values() if op.owner is not None and op.owner.ended]
+    hold(not ended, "nothing is stopped while it is at work", ended)
 
 
 def _deadlines(s: State) -> list[int]:

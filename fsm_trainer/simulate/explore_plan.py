@@ -1,4 +1,4 @@
-"""Which small runs are explored: the small plan is part of the tests, the full one is `make explore`.
+"""Which small runs are explored: the small plan runs with the tests, the full one is `make explore`.
 
 Bounds: every admission, 1 to 3 workers on 1 or 2 engines, queue 1 to 3, staleness 0 to 3, sync interval 1 to 3,
 prefetch 0 and 1, up to 6 batches, worlds with exhausted prompts and batches without a step; undisturbed in all these
@@ -34,11 +34,11 @@ _UNEVEN = (
 def full_plan() -> Iterator[Case]:
     """Everything within the bounds of this module."""
     yield from undisturbed(range(1, 4), range(4), range(1, 4), (0, 1))
-    yield from disturbed((1, 2), (0, 1, 2), (1, 2), (0, 1))
+    yield from disturbed((1,), (0, 1, 2), (1, 2), (0, 1))
 
 
 def small_plan() -> Iterator[Case]:
-    """A part of the full plan that is searched in seconds."""
+    """A selection with few batches, searched in seconds."""
     for index, case in enumerate(undisturbed((1,), range(3), (1, 2), (0, 1), crews=((1, 1), (2, 1), (2, 2)), steps=3)):
         if index % 2 == 0:
             yield case

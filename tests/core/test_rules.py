@@ -310,3 +310,78 @@ def test_each_further_stop_shortens_the_wait() -> None:
     assert driver.scheduler.next_deadline_ns == driver.t_ns + 5_000_000_000
     driver.complete(train)
     driver.finish()
+
+
+@pytest.mark.parametrize(("stops", "saved"), [(1, [1, 2]), (2, [])])
+def test_what_was_learnt_is_saved_at_the_first_stop_and_not_at_the_second(stops: int, saved: list[int]) -> None:
+    driver = Driver(SchedulerConfig(max_staleness=1, max_steps=9)).begin()
+    driver.complete(driver.until(K.TRAIN, 0))
+    train = driver.until(K.TRAIN, 1)
+    for _ in range(stops):
+        driver.feed(Input(InputKind.STOP, reason="sigint"))
+    if stops == 2:
+        assert driver.scheduler.status().trainer == "training", "a step in flight is awaited"
+    driver.complete(train)
+    driver.finish() if not driver.scheduler.finished else driver.check_end()
+    checkpoints = [r.train_version for r in driver.kinds(RecordKind.CHECKPOINT)]
+    assert checkpoints == saved[-1:]
+    assert driver.scheduler.status().run == "stopped"
+
+
+def test_a_busy_worker_is_stopped_only_once_its_generation_has_ended() -> None:
+    driver = Driver(SchedulerConfig(max_steps=9)).begin()
+    generate = driver.until(K.GENERATE)
+    for _ in range(2):
+        driver.feed(Input(InputKind.STOP, reason="sigint"))
+    assert driver.scheduler.status().workers == ("generating",)
+    assert driver.scheduler.status().engines == ("open",)
+    driver.complete_all_but(generate)
+    driver.fail(generate, "aborted")
+    driver.check_end()
+    assert driver.scheduler.status().workers == ("stopped",)
+
+
+def test_a_failed_run_ends_in_its_failed_state() -> None:
+    driver = Driver(SchedulerConfig(max_steps=9)).begin()
+    driver.fail(driver.until(K.REWARD))
+    driver.finish()
+    assert driver.scheduler.status().run == "failed"
+
+
+def test_no_batch_is_taken_once_the_run_has_failed() -> None:
+    """The failed batch was the one the trainer waited for; without it the other could be trained on in time."""
+    driver = Driver(SchedulerConfig(workers=2, engines=2, max_staleness=1, max_steps=9)).begin()
+    driver.until(K.GENERATE, 1, keep={K.GENERATE})
+    slow = driver.find(K.GENERATE, 0)
+    driver.complete_all_but(slow)
+    assert [b for b, _ in driver.trained()] == [1]
+    assert driver.scheduler.state.queue.items() == (2,)
+    driver.fail(slow)
+    assert driver.scheduler.status().trainer != "training"
+    driver.finish() if not driver.scheduler.finished else driver.check_end()
+    assert driver.scheduler.state.counts["cancelled"] >= 1
+
+
+def test_no_refresh_for_batches_that_are_all_generated() -> None:
+    config = SchedulerConfig(admission="greedy", workers=2, max_staleness=0, sync_interval=3, prefetch=1)
+    driver = Driver(config, World(prompts=2)).begin()
+    driver.until(K.GENERATE, 1, keep={K.GENERATE})
+    slow = driver.find(K.GENERATE, 1)
+    driver.complete_all_but(slow)
+    assert driver.scheduler.status().run == "draining"
+    assert driver.scheduler.state.train_version == 1
+    assert len(driver.kinds(RecordKind.COMMAND, "export")) == 1, "version 1 would serve nobody"
+    driver.complete(slow)
+    driver.finish()
+
+
+def test_a_stop_empties_queue_and_parking() -> None:
+    driver = Driver(SchedulerConfig(admission="greedy", queue_size=1, max_staleness=3, max_steps=9)).begin()
+    train = driver.until(K.TRAIN, 0)
+    driver.complete_all_but(train)
+    state = driver.scheduler.state
+    assert (state.queue.items(), state.parked) == ((1,), [2])
+    driver.feed(Input(InputKind.FAILED, reason="OSError", message="metrics"))
+    assert (state.queue.items(), state.parked) == ((), [])
+    driver.complete(train)
+    driver.finish()
