@@ -44,6 +44,8 @@ class RewardBatch(NamedTuple):
 
     def part(self, start: int, stop: int) -> RewardBatch:
         """The completions `start` to `stop` and the prompts they need."""
+        if (start, stop) == (0, len(self.completions)):
+            return self
         chosen = self.completions[start:stop]
         first, last = chosen[0].prompt, chosen[-1].prompt
         moved = [completion._replace(prompt=completion.prompt - first) for completion in chosen]

@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 MOST_BYTES = 1 << 20
+_LAST_READS = 64
 _END_NOTE = b"\n[what was printed after this is not kept]\n"
 
 
@@ -43,15 +44,16 @@ class Output:
         assert self._path is not None
         kept = 0
         os.set_blocking(self._reading, False)
-        while True:
+        rounds = _LAST_READS
+        while rounds > 0:
             ending = self._woken in wait([self._reading, self._woken])
-            while data := self._read():
-                if kept <= MOST_BYTES:
-                    with self._path.open("ab") as file:
-                        file.write(data[: MOST_BYTES - kept] + (_END_NOTE if kept + len(data) > MOST_BYTES else b""))
-                    kept += len(data)
-            if ending:
-                return
+            data = self._read()
+            if data and kept <= MOST_BYTES:
+                with self._path.open("ab") as file:
+                    file.write(data[: MOST_BYTES - kept] + (_END_NOTE if kept + len(data) > MOST_BYTES else b""))
+                kept += len(data)
+            # At the end what is left, but not for ever: something that got away may still be printing.
+            rounds = rounds if not ending else rounds - 1 if data else 0
 
     def _read(self) -> bytes:
         try:

@@ -57,6 +57,7 @@ class _Ticket:
             for index, value in values:
                 self.values[part.function][part.start + index] = value
                 self.over = self.over or (self.first_failure_ends and isinstance(value, RewardFailure))
+            self.changed.notify_all()
 
     def body(self, start: int, stop: int) -> bytes:
         """A part, pickled once for all functions."""
@@ -74,6 +75,7 @@ class _Ticket:
         with self.changed:
             self.error = self.error or error
             self.over = True
+            self.changed.notify_all()
 
     def closed(self) -> None:
         """One part is done with."""
@@ -82,8 +84,9 @@ class _Ticket:
             self.changed.notify_all()
 
     def wait(self) -> list[list[Value]]:
+        """Until all is scored or the batch is over; then a call that still runs is waited for by nobody."""
         with self.changed:
-            self.changed.wait_for(lambda: self.open_parts == 0)
+            self.changed.wait_for(lambda: self.over or self.open_parts == 0)
         if self.error is not None:
             raise self.error
         return self.values
@@ -189,7 +192,7 @@ class ProcessRewards:
             process.close()
 
     def _start_early(self, number: int) -> None:
-        with suppress(ValueError, OSError):  # the first part will try again and tell
+        with suppress(Exception):  # the first part will try again and tell
             self._process(number)
 
     def _process(self, number: int) -> RewardProcess:

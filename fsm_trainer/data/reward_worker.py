@@ -32,8 +32,9 @@ DONE = b""
 def main(fd: int, board_fd: int, parent: int) -> None:
     """Serve the parent over the socket `fd` until it is gone or says goodbye."""
     die_with(parent)
-    # A terminal's Ctrl-C reaches the whole group; when to end is the parent's decision.
+    # A terminal's Ctrl-C and a job manager's SIGTERM may reach every process; when to end is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     faulthandler.enable()  # what a segfault was doing is then in the log of what the functions print
     for inherited in (fd, board_fd):
         os.set_inheritable(inherited, False)

@@ -194,6 +194,18 @@ def test_the_first_failure_ends_the_batch_where_that_is_asked(pool: Pool) -> Non
     assert sum(isinstance(value, RewardFailure) for value in found) == 1
 
 
+def test_a_failure_is_told_at_once_though_another_call_hangs(pool: Pool) -> None:
+    up = pool.path.parent / "up"
+    text = (
+        "import os, time\ndef reward_fn(record):\n"
+        f"    if record.completion == 'hangs': os.mkfifo({str(up)!r}); {NEVER}\n"
+        f"    while not os.path.exists({str(up)!r}): time.sleep(0.001)\n    raise LookupError('x')\n"
+    )
+    rewards = pool.make(text, workers=2, limit_s=None)
+    found = rewards.score(batch("hangs", "fails"), first_failure_ends=True)[0]
+    assert isinstance(found[1], RewardFailure)
+
+
 def test_a_signal_timer_works_because_calls_are_in_the_main_thread(pool: Pool) -> None:
     text = (
         "import signal\nclass Late(Exception): pass\ndef late(*_): raise Late\n"
