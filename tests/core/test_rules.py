@@ -229,8 +229,10 @@ def test_idle_workers_are_chosen_by_load_then_weights_then_number() -> None:
 
 def test_starting_is_no_waiting_at_the_train_queue() -> None:
     driver = Driver(SchedulerConfig(max_steps=3, deadlines=Deadlines(queue_s=5, generate_s=0, start_s=0))).begin()
-    driver.t_ns = 100_000_000_000
-    driver.until(K.GENERATE)
+    assert driver.scheduler.next_deadline_ns is None, "nothing to wake up for"
+    load = driver.until(K.LOAD_WEIGHTS)
+    driver.t_ns += 100_000_000_000
+    driver.complete(load)
     driver.feed(Input(InputKind.TICK))
     assert driver.scheduler.error is None
     assert driver.scheduler.next_deadline_ns is not None
