@@ -171,6 +171,7 @@ class RolloutOperations(RunOperations):
 
     def close(self, timeout_s: float) -> None:
         """End every engine, then the trainer's. An engine whose operation was given up is killed at once."""
+        self._source.close()
         given_up = {command.engine for command in tuple(self._running.values())}
         with ExitStack() as stack:
             stack.callback(super().close, timeout_s)
