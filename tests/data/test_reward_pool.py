@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,14 @@ def test_several_functions_and_workers_keep_order(pool: Pool) -> None:
     assert first == [len(text) for text in texts]
     assert second == [None if text == "a" else 1.0 for text in texts]
     assert third == [1.0] * 40
+
+
+def test_batches_of_several_threads_share_the_processes(pool: Pool) -> None:
+    rewards = pool.make("def reward_fn(record): return float(record.completion)\n", workers=2)
+    wanted = [[float(10 * t + i) for i in range(9)] for t in range(6)]
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda row: rewards.score(batch(*map(str, row)), first_failure_ends=True)[0], wanted))
+    assert found == wanted
 
 
 def test_workers_import_nothing_heavy(pool: Pool) -> None:
