@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-
 MAX_LOG_RATIO = 80.0
 """Above it, exp overflows float32; no ratio that far from 1 means anything but that something is wrong."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fsm_trainer.core import policy, publishing, shutdown
 from fsm_trainer.core.admission import Admission
 from fsm_trainer.core.events import CommandKind, RecordKind
-from fsm_trainer.core.machines import TrainerState
+from fsm_trainer.core.machines import RunState, TrainerState
 from fsm_trainer.core.recorder import Recorder
 from fsm_trainer.core.state import Batch
 
@@ -110,9 +110,9 @@ def after_consumption(rec: Recorder, admission: Admission, plain: str, batch_id:
 
 
 def save_due(rec: Recorder) -> bool:
-    """Whether `save_interval` steps have been taken since the last checkpoint."""
+    """Whether `save_interval` steps have been taken since the last checkpoint; a stopping run saves only at its end."""
     s = rec.state
-    interval = s.config.save_interval
+    interval = 0 if s.run.state is RunState.STOPPING else s.config.save_interval
     return interval > 0 and s.train_version - s.saved_version >= interval
 
 

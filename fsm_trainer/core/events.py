@@ -30,6 +30,10 @@ class InputKind(str, Enum):
     STOP = "stop"
 
 
+NON_FINITE = "FloatingPointError"
+"""Reason of a FAILED train step that a train engine refused before it changed a weight (`engines.base.TrainEngine`)."""
+
+
 class CommandKind(str, Enum):
     """Everything the scheduler can ask of the outside world."""
 

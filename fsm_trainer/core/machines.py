@@ -117,6 +117,7 @@ TRAINER_EDGES: tuple[Edge, ...] = (
     Edge("trained", _T.TRAINING, _T.WAITING, "the step is done, no sync or save is due"),
     Edge("sync", _T.TRAINING, _T.SYNCING, "the step is done and a sync is due"),
     Edge("save", _T.TRAINING, _T.SAVING, "the step is done and a checkpoint is due"),
+    Edge("refuse", _T.TRAINING, _T.WAITING, "the loss was not finite: no step, the weights are the last step's"),
     Edge("sync", _T.WAITING, _T.SYNCING, "first publication, or a refresh so that generation can go on"),
     Edge("exported", _T.SYNCING, _T.WAITING, "the snapshot is exported; engines load it on their own"),
     Edge("save", _T.SYNCING, _T.SAVING, "the snapshot is exported and a checkpoint is due"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Record
+from fsm_trainer.core.events import NON_FINITE, Command, CommandKind, Input, InputKind, Record
 from fsm_trainer.core.machines import RolloutState, TrainerState
 from fsm_trainer.core.scheduler import Scheduler
 from fsm_trainer.core.state import Op, State
@@ -73,6 +73,8 @@ def _faults(state: State) -> list[Move]:
         found.extend((Move("fail", *name), Move("late", *name)))
         if op.kind in FAULTY_VERSIONS:
             found.append(Move("wrong_version", *name))
+        if op.kind is CommandKind.TRAIN:
+            found.append(Move("not_finite", *name))
     found.extend(Move("engine_dies", engine=e.index) for e in state.engines if not e.machine.ended)
     if state.active:
         waiting = [w.batch for w in state.workers if w.machine.state is RolloutState.QUEUED]
@@ -131,6 +133,8 @@ def _disturbance(scheduler: Scheduler, move: Move, op: Op | None) -> Input:
         return Input(InputKind.STOP, reason="user")
     if move.action in ("fail", "aborted"):
         return Input(InputKind.FAILED, op=seq, reason="ValueError", message=move.action)
+    if move.action == "not_finite":
+        return Input(InputKind.FAILED, op=seq, reason=NON_FINITE, message="loss is nan")
     if move.action == "loop_fails":
         return Input(InputKind.FAILED, reason="OSError", message="disk full")
     if move.action == "engine_dies":

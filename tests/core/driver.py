@@ -60,10 +60,10 @@ class Driver:
         self.pending.remove(command)
         return self.feed(self.completion(command))
 
-    def fail(self, command: Command, message: str = "boom") -> list[Record]:
+    def fail(self, command: Command, message: str = "boom", reason: str = "ValueError") -> list[Record]:
         """Let one pending command fail."""
         self.pending.remove(command)
-        return self.feed(Input(InputKind.FAILED, op=command.op, reason="ValueError", message=message))
+        return self.feed(Input(InputKind.FAILED, op=command.op, reason=reason, message=message))
 
     def completion(self, c: Command) -> Input:
         """What a well-behaved outside answers."""

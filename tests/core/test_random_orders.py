@@ -10,7 +10,7 @@ import random
 import pytest
 
 from fsm_trainer.core.config import SchedulerConfig
-from fsm_trainer.core.events import CommandKind, Input, InputKind, RecordKind
+from fsm_trainer.core.events import NON_FINITE, CommandKind, Input, InputKind, RecordKind
 from tests.core.driver import MAX_EVENTS, Driver, World
 
 RUNS_PER_TEST = 100
@@ -50,7 +50,8 @@ def disturb(driver: Driver, rng: random.Random) -> None:
     elif choice == 1:
         driver.feed(Input(InputKind.ENGINE_DIED, engine=rng.randrange(driver.config.engines), message="killed"))
     elif choice == 2:
-        driver.fail(rng.choice(driver.pending))
+        command = rng.choice(driver.pending)
+        driver.fail(command, reason=NON_FINITE if command.kind is CommandKind.TRAIN else "ValueError")
     elif choice == 3:
         deadline = driver.scheduler.next_deadline_ns
         late = [c for c in driver.pending if driver.scheduler.state.ops[c.op].deadline_ns == deadline]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fsm_trainer.core.config import Deadlines, SchedulerConfig
-from fsm_trainer.core.events import CommandKind, Input, InputKind, RecordKind
+from fsm_trainer.core.events import NON_FINITE, CommandKind, Input, InputKind, RecordKind
 from tests.core.driver import Driver, World
 
 K = CommandKind
@@ -292,3 +292,24 @@ def test_the_source_is_told_once_that_nothing_more_is_wanted() -> None:
     for world in (World(), World(prompts=3)):
         driver = Driver(SchedulerConfig(max_steps=9), world).begin().finish()
         assert sum(c.kind is K.CLOSE_SOURCE for c in driver.notices) == 1
+
+
+def test_a_step_refused_for_a_loss_that_is_not_finite_loses_nothing_learnt_before() -> None:
+    driver = begun(max_staleness=2)
+    driver.complete(driver.until(K.TRAIN, 0))
+    driver.fail(driver.until(K.TRAIN, 1), "loss is nan", reason=NON_FINITE)
+    driver.finish()
+    assert end_of(driver) == ("failed", f"trainer: train of batch 1 failed: {NON_FINITE}: loss is nan")
+    assert driver.kinds(RecordKind.CHECKPOINT)[-1].train_version == 1
+    assert driver.scheduler.state.trainer.state.value == "stopped"
+
+
+def test_nothing_is_saved_after_a_second_stop_though_a_save_is_due() -> None:
+    driver = begun(save_interval=1)
+    train = driver.until(K.TRAIN, 0)
+    driver.feed(STOP)
+    driver.feed(STOP)
+    driver.complete(train)
+    assert not [c for c in driver.pending if c.kind is K.SAVE]
+    driver.finish()
+    assert not driver.kinds(RecordKind.CHECKPOINT)
