@@ -241,7 +241,6 @@ def _hosted(case: LiveCase, directory: Path, clock: MonotonicClock, inbox: _Inbo
         seed=case.seed,
         clock=clock,
         post=inbox.put,
-        keep_samples=False,
         always_steps=False,
     )
 

@@ -49,7 +49,7 @@ def _plan_rows(config: TrainConfig, inputs: Inputs) -> list[tuple[str, str]]:
         ("event log", str(run.events)),
         ("configuration", str(run.config)),
         ("metrics", str(run.metrics)),
-        ("samples", str(run.samples) if config.log_samples == "all" else "none"),
+        ("samples", _samples(config, run)),
         ("checkpoints", _checkpoints(config)),
         ("versions", ", ".join([f"python {platform.python_version()}", *_versions()])),
     ]
@@ -64,6 +64,13 @@ def _dataset(inputs: Inputs) -> str:
 def _engine(config: TrainConfig, group: tuple[str, ...]) -> str:
     where = "its own process" if config.rollout_host == "process" else "a thread of this process"
     return f"{config.rollout_engine} on {', '.join(group)} in {where}"
+
+
+def _samples(config: TrainConfig, run: RunDirectory) -> str:
+    if config.log_samples == "none":
+        return "none"
+    which = "every batch" if config.log_samples == "all" else f"the newest {config.log_samples} batches"
+    return f"{run.samples} ({which})"
 
 
 def _checkpoints(config: TrainConfig) -> str:

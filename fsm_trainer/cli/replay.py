@@ -61,7 +61,18 @@ def _parser() -> argparse.ArgumentParser:
     events.add_argument(
         "--to", type=_whole_number, dest="last", metavar="SEQ", help="only up to this seq, itself included"
     )
+    samples = _add(commands, "samples", _samples, "print the kept completions with their rewards")
+    samples.add_argument("--batch", type=_whole_number, metavar="ID", help="only this prompt batch")
+    samples.add_argument("--worst", type=_count, metavar="K", help="the K of least reward, the worst first")
+    samples.add_argument("--best", type=_count, metavar="K", help="the K of most reward, the best first")
+    samples.add_argument("--dropped", action="store_true", help="only those of batches that were dropped")
     return parser
+
+
+def _count(text: str) -> int:
+    if (number := _whole_number(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} given, expected at least 1")
+    return number
 
 
 def _whole_number(text: str) -> int:
@@ -111,6 +122,12 @@ def _events(args: argparse.Namespace) -> int:
     if not log.complete:
         print(f"fsm-replay: note: the log has no run_end: the run is {log.state}", file=sys.stderr)
     return DIVERGED if log.damaged else OK
+
+
+def _samples(args: argparse.Namespace) -> int:
+    from fsm_trainer.cli.samples import print_samples
+
+    return print_samples(args)
 
 
 def _select(table: pa.Table, args: argparse.Namespace) -> pa.Table:

@@ -6,11 +6,13 @@ has the setting. This module knows nothing of flags, files or devices.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+_SAMPLES_KEPT = re.compile("all|none|[1-9][0-9]{0,8}")
 MOST = 10**9
 """Largest count, and most seconds, that a setting may have: thirty years of them."""
 
@@ -201,7 +203,18 @@ class ObservabilitySettings(_Group):
     progress: Literal["auto", "rich", "plain", "none"] = Field(
         "auto", description="Progress display (auto: rich on a terminal, else plain lines)"
     )
-    log_samples: Literal["all", "none"] = Field("all", description="Which completions are kept in samples/")
+    log_samples: str = Field(
+        "all",
+        description="Batches whose completions are kept in samples/: all, none, or the newest N",
+        json_schema_extra={"pattern": _SAMPLES_KEPT.pattern},
+    )
+
+    @field_validator("log_samples")
+    @classmethod
+    def _check_log_samples(cls, value: str) -> str:
+        if _SAMPLES_KEPT.fullmatch(value) is None:
+            raise PydanticCustomError("log_samples", "all, none or how many of the newest batches to keep, at least 1")
+        return value
 
 
 LISTED = frozenset({"reward_fn_path", "reward_weights"})

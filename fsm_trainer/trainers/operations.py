@@ -35,6 +35,8 @@ class BatchWork:
     prompts: PromptBatch | None = None
     rollout: Rollout | None = None
     rollout_s: float = 0.0
+    scoring: bool = False
+    """Whether the reward operation has begun."""
     train_batch: AsyncTrainBatch | None = None
     reward_metrics: dict[str, float] = field(default_factory=dict)
     result: TrainResult | None = None

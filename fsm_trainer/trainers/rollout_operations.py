@@ -20,7 +20,7 @@ from fsm_trainer.runtime.failures import EngineDied
 from fsm_trainer.runtime.host import EngineHost
 from fsm_trainer.trainers.operations import RunOperations, digest, is_batch_end
 from fsm_trainer.trainers.run_directory import RunDirectory
-from fsm_trainer.trainers.samples import write_samples
+from fsm_trainer.trainers.samples import SampleWriter
 from fsm_trainer.trainers.scoring import Scorer
 
 _NOTHING_TO_TRAIN = frozenset({"degenerate", "no_step"})
@@ -60,7 +60,7 @@ class RolloutOperations(RunOperations):
         seed: int,
         clock: Clock,
         post: Callable[[Input], None],
-        keep_samples: bool,
+        samples: SampleWriter | None = None,
         always_steps: bool,
     ) -> None:
         """`always_steps`: the loss has a term (entropy) that makes even a batch without advantages a step."""
@@ -71,7 +71,7 @@ class RolloutOperations(RunOperations):
         self._seed = seed
         self._clock = clock
         self._post = post
-        self._keep_samples = keep_samples
+        self._samples = samples
         self._always_steps = always_steps
         self._hosts: dict[int, EngineHost] = {}
         scorer.start(run.reward_output)
@@ -121,10 +121,16 @@ class RolloutOperations(RunOperations):
         """Score and materialise; the samples are kept for people."""
         work = self.work_of(command)
         assert work.prompts is not None and work.rollout is not None
+        work.scoring = True
         now_s = self._clock.now_ns() / 1e9
-        scored = self._scorer.score(work.prompts, work.rollout, rollout_time_s=work.rollout_s, now_s=now_s)
-        if self._keep_samples:
-            write_samples(self._run.samples, work.prompts, work.rollout, scored.completions, scored.batch)
+        completions = self._scorer.completions(work.prompts, work.rollout)
+        if self._samples is not None:
+            self._samples.begun(work.prompts, work.rollout, lambda: [each.text for each in completions])
+        scored = self._scorer.score(
+            work.prompts, work.rollout, rollout_time_s=work.rollout_s, now_s=now_s, completions=completions
+        )
+        if self._samples is not None:
+            self._samples.rewarded(work.prompts.batch_id, scored.batch.train_sequences, scored.function_rewards)
         work.train_batch, work.reward_metrics = scored.batch, scored.reward_metrics
         reason = "degenerate" if scored.degenerate and not self._always_steps else None
         return Input(InputKind.REWARDED, tokens=scored.batch.token_count, reason=reason, message=scored.message)
@@ -156,6 +162,7 @@ class RolloutOperations(RunOperations):
         for record in records:
             if is_batch_end(record):
                 self._tell_source(record)
+                self._tell_samples(record)
         return super().on_step(records)
 
     def _tell_source(self, record: Record) -> None:
@@ -169,16 +176,35 @@ class RolloutOperations(RunOperations):
         if rows:
             _log.warning("prompts_given_up", batch_id=record.batch_id, reason=reason, rows=list(rows))
 
+    def _tell_samples(self, record: Record) -> None:
+        assert record.batch_id is not None
+        work = self.batch(record.batch_id)
+        if self._samples is None or work is None or work.prompts is None or work.rollout is None:
+            return
+        prompts, rollout = work.prompts, work.rollout
+        if not work.scoring:
+            texts = partial(self._texts, prompts, rollout)
+            self._samples.begun(prompts, rollout, texts)
+        self._samples.ended(record.batch_id, str(record.dest), record.reason)
+
+    def _texts(self, prompts: PromptBatch, rollout: Rollout) -> list[str]:
+        return [each.text for each in self._scorer.completions(prompts, rollout)]
+
     def close(self, timeout_s: float) -> None:
         """End every engine, then the trainer's. An engine whose operation was given up is killed at once."""
         self._source.close()
         given_up = {command.engine for command in tuple(self._running.values())}
         with ExitStack() as stack:
             stack.callback(super().close, timeout_s)
+            stack.callback(self._close_samples, timeout_s)
             stack.callback(self._scorer.close)
             for engine, host in self._hosts.items():
                 end = host.kill if engine in given_up else partial(host.close, timeout_s)
                 stack.callback(end)
+
+    def _close_samples(self, timeout_s: float) -> None:
+        if self._samples is not None and not self._samples.close(timeout_s):
+            _log.warning("samples_left_behind", waited_s=timeout_s)
 
     def _host_of(self, command: Command) -> EngineHost:
         assert command.engine is not None, command

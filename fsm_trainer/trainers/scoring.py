@@ -65,10 +65,26 @@ class Scorer:
         """Leave no process and no thread behind."""
         self._rewards.close()
 
-    def score(self, prompts: PromptBatch, rollout: Rollout, *, rollout_time_s: float, now_s: float) -> Scored:
-        """Reward every sample and materialise the batch. RewardError if a function fails and that fails the run."""
+    @property
+    def functions(self) -> list[str]:
+        """Names of the reward functions."""
+        return [info.name for info in self._rewards.infos]
+
+    def score(
+        self,
+        prompts: PromptBatch,
+        rollout: Rollout,
+        *,
+        rollout_time_s: float,
+        now_s: float,
+        completions: list[Completion] | None = None,
+    ) -> Scored:
+        """Reward every sample and materialise the batch. RewardError if a function fails and that fails the run.
+
+        `completions` saves decoding the rollout again.
+        """
         begin = time.perf_counter()
-        asked = self._asked(prompts, rollout)
+        asked = self._asked(prompts, self.completions(prompts, rollout) if completions is None else completions)
         values = self._rewards.score(asked, first_failure_ends=self._policy.on_error == "fail")
         judged = self._policy.judge(self._rewards.infos, values, prompts.batch_id)
         scored = time.perf_counter()
@@ -93,18 +109,21 @@ class Scorer:
             materialize_time_s=time.perf_counter() - scored,
             created_at_s=now_s,
         )
-        completions = [completion.text for completion in asked.completions]
-        return Scored(batch, completions, degenerate, judged.by_function, judged.metrics, judged.message)
+        texts = [completion.text for completion in asked.completions]
+        return Scored(batch, texts, degenerate, judged.by_function, judged.metrics, judged.message)
 
-    def _asked(self, prompts: PromptBatch, rollout: Rollout) -> RewardBatch:
-        rows = [
-            PromptRow(row, text, tokens)
-            for row, text, tokens in zip(prompts.rows, prompts.prompt_texts, prompts.prompt_tokens, strict=True)
-        ]
-        completions = [
+    def completions(self, prompts: PromptBatch, rollout: Rollout) -> list[Completion]:
+        """Every sample decoded, in the order of the groups."""
+        return [
             self._completion(prompts, rollout.version_first, p, i, sample)
             for p, group in enumerate(rollout.groups)
             for i, sample in enumerate(group)
+        ]
+
+    def _asked(self, prompts: PromptBatch, completions: list[Completion]) -> RewardBatch:
+        rows = [
+            PromptRow(row, text, tokens)
+            for row, text, tokens in zip(prompts.rows, prompts.prompt_texts, prompts.prompt_tokens, strict=True)
         ]
         return RewardBatch(rows, completions)
 

@@ -39,6 +39,7 @@ from fsm_trainer.trainers.result import RunResult, run_result
 from fsm_trainer.trainers.reward_policy import RewardPolicy
 from fsm_trainer.trainers.rollout_operations import RolloutOperations
 from fsm_trainer.trainers.run_directory import RunDirectory
+from fsm_trainer.trainers.samples import make_sample_writer
 from fsm_trainer.trainers.scoring import Scorer
 
 CLOSE_TIMEOUT_S = 10.0
@@ -125,21 +126,22 @@ class Trainer:
 
     def _operations(self, run: RunDirectory, clock: Clock, post: Callable[[Input], None]) -> RunOperations:
         config, inputs = self.config, self._inputs
+        scorer = Scorer(
+            inputs.tokenizer,
+            inputs.rewards.make_executor(config),
+            get_algorithm(config.algo),
+            policy=RewardPolicy(inputs.rewards.weights, config.reward_on_error),
+        )
         return RolloutOperations(
             source=inputs.prompts,
-            scorer=Scorer(
-                inputs.tokenizer,
-                inputs.rewards.make_executor(config),
-                get_algorithm(config.algo),
-                policy=RewardPolicy(inputs.rewards.weights, config.reward_on_error),
-            ),
+            scorer=scorer,
             train_engine=make_train_engine(config),
             make_host=lambda engine: make_rollout_host(config, engine),
             run=run,
             seed=config.seed,
             clock=clock,
             post=post,
-            keep_samples=config.log_samples != "none",
+            samples=make_sample_writer(config.log_samples, run.samples, scorer.functions, post),
             always_steps=config.entropy_coef != 0.0,
         )
 

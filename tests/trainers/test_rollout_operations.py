@@ -89,7 +89,6 @@ class Stage:
             seed=0,
             clock=MonotonicClock(),
             post=self.posted.append,
-            keep_samples=False,
             always_steps=False,
         )
         for engine in range(3):

@@ -1,0 +1,52 @@
+"""The samples of a run as a data frame, each with how its batch ended. Knows nothing of how they were made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fsm_trainer.analysis.frames import ended_batches, load_events
+
+_ORDER = ["batch_id", "row", "sample"]
+
+
+def load_samples(run: str | Path) -> pd.DataFrame:
+    """All kept samples of a run directory, one row each, by batch, dataset row and sample, with Arrow dtypes.
+
+    A file that was written before its batch ended says `open`; if the event log knows the end, that is put in.
+    ValueError if there is no sample or no log.
+    """
+    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    table = _read(folder / "samples")
+    frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype)
+    if (frame["state"] == "open").any():
+        frame = _with_ends(frame, ended_batches(load_events(run)))
+    ordered: pd.DataFrame = frame.sort_values(_ORDER, kind="stable", ignore_index=True)
+    return ordered
+
+
+def _read(folder: Path) -> pa.Table:
+    tables = []
+    for path in sorted(folder.glob("*.parquet")):
+        try:
+            tables.append(pq.ParquetFile(path).read())
+        except FileNotFoundError:
+            continue  # a run that is going on keeps the newest only
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{path} is no whole Parquet file: {error}") from error
+    if not tables:
+        raise ValueError(
+            f"{folder} holds no samples: the run has generated none yet, or it was started with --log-samples none"
+        )
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def _with_ends(frame: pd.DataFrame, ends: pd.DataFrame) -> pd.DataFrame:
+    known = ends.set_index("batch_id")[["state", "reason"]]
+    is_open = (frame["state"] == "open") & frame["batch_id"].isin(known.index)
+    for name in ("state", "reason"):
+        frame.loc[is_open, name] = frame.loc[is_open, "batch_id"].map(known[name])
+    return frame
