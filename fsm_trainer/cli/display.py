@@ -29,6 +29,25 @@ def make_display(config: TrainConfig) -> Display | None:
     return RichDisplay(config) if kind == "rich" else PlainDisplay()
 
 
+class _Ticker:
+    """A thread that does something every few moments, until it is ended."""
+
+    def __init__(self, interval_s: float, do: Callable[[], None]) -> None:
+        self._interval_s = interval_s
+        self._do = do
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fsm-display", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            self._do()
+
+
 class PlainDisplay:
     """One line on standard error every few seconds, while there is something new to say."""
 
@@ -36,26 +55,17 @@ class PlainDisplay:
         """`write` takes whole lines."""
         self._interval_s = interval_s
         self._write = write or (lambda line: print(line, file=sys.stderr, flush=True))
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
         self._last = ""
 
     def start(self, read: Callable[[], Progress]) -> None:
         """Begin to print."""
         self._read = read
-        self._thread = threading.Thread(target=self._print_lines, name="fsm-display", daemon=True)
-        self._thread.start()
+        self._ticker = _Ticker(self._interval_s, self._print)
 
     def stop(self) -> None:
         """Print the last line and end."""
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._ticker.end()
         self._print()
-
-    def _print_lines(self) -> None:
-        while not self._ended.wait(self._interval_s):
-            self._print()
 
     def _print(self) -> None:
         line = plain_line(self._read())
@@ -89,13 +99,14 @@ class RichDisplay:
 
     def start(self, read: Callable[[], Progress]) -> None:
         """Begin to draw."""
-        self._live = Live(
-            get_renderable=lambda: self.render(read()), console=self._console, refresh_per_second=REFRESH_PER_S
-        )
+        # Its own refreshing thread is not waited for when it stops, so ours draws.
+        self._live = Live(get_renderable=lambda: self.render(read()), console=self._console, auto_refresh=False)
         self._live.start(refresh=True)
+        self._ticker = _Ticker(1 / REFRESH_PER_S, self._live.refresh)
 
     def stop(self) -> None:
         """Draw the last moment and end."""
+        self._ticker.end()
         self._live.stop()
 
     def render(self, p: Progress) -> Table:
