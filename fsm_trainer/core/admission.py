@@ -96,7 +96,7 @@ class Paced(Admission):
 
     def next_to_enqueue(self) -> Batch:
         """Oldest deadline, then lowest id."""
-        return min(self.state.rewarded_batches(), key=lambda b: (self.state.deadline_of(b), b.id))
+        return min(self.state.parked_batches(), key=lambda b: (self.state.deadline_of(b), b.id))
 
     def refresh_needed(self) -> bool:
         """Nothing is outstanding, and still nothing could be admitted."""
@@ -121,7 +121,7 @@ class Greedy(Admission):
 
     def next_to_enqueue(self) -> Batch:
         """In the order they were finished."""
-        return self.state.rewarded_batches()[0]
+        return self.state.parked_batches()[0]
 
     def refresh_needed(self) -> bool:
         """No outstanding batch is fresh enough to be trained on, and no engine is fresh enough to start one."""
@@ -150,7 +150,7 @@ class Lockstep(Admission):
 
     def next_to_enqueue(self) -> Batch:
         """The lowest id: deadlines are in id order."""
-        return min(self.state.rewarded_batches(), key=lambda b: b.id)
+        return min(self.state.parked_batches(), key=lambda b: b.id)
 
     def refresh_needed(self) -> bool:
         """Never: every publication a batch can need is due at a consumption."""

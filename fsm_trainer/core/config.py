@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+SECOND_NS = 1_000_000_000
 ADMISSIONS = ("paced", "greedy", "lockstep")
 
 

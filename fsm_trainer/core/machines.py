@@ -261,8 +261,3 @@ class StateMachine:
         self.since_ns = t_ns
         self.cause = ""
         return source, self.state
-
-
-def edge_exists(table: str, trigger: str, source: str, dest: str) -> bool:
-    """Whether a logged transition is an edge of its table."""
-    return any(e.trigger == trigger and e.source.value == source and e.dest.value == dest for e in TABLES[table][2])

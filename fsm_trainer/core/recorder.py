@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsm_trainer.core.config import Deadlines
+from fsm_trainer.core.config import SECOND_NS, Deadlines
 from fsm_trainer.core.events import NOTICES, Command, CommandKind, Input, Record, RecordKind, input_record
 from fsm_trainer.core.machines import StateMachine
 from fsm_trainer.core.state import Batch, Op, State
-
-SECOND_NS = 1_000_000_000
 
 _DEADLINE_OF: dict[CommandKind, str] = {
     CommandKind.START_TRAINER: "start_s",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fsm_trainer.core import waits
+from fsm_trainer.core.config import SECOND_NS
 from fsm_trainer.core.events import NON_FINITE, CommandKind, Input, RecordKind
 from fsm_trainer.core.machines import BatchState, RolloutState, RunState, StateMachine, TrainerState
-from fsm_trainer.core.recorder import SECOND_NS, Recorder, limit_s
+from fsm_trainer.core.recorder import Recorder, limit_s
 from fsm_trainer.core.state import Batch, Op
 
 _ABORTABLE = frozenset(

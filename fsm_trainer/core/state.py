@@ -190,6 +190,6 @@ class State:
         idle = [w for w in self.workers if w.machine.state is RolloutState.IDLE]
         return sorted(idle, key=lambda w: (load[w.engine], -self.engines[w.engine].version, w.index))
 
-    def rewarded_batches(self) -> list[Batch]:
+    def parked_batches(self) -> list[Batch]:
         """Parked batches as objects, in the order they came."""
         return [self.batches[i] for i in self.parked]

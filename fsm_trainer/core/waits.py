@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from fsm_trainer.core.config import SECOND_NS
 from fsm_trainer.core.machines import EngineState, RolloutState, RunState, StateMachine, TrainerState
 from fsm_trainer.core.state import Batch, Engine, State, Worker
-
-SECOND_NS = 1_000_000_000
 
 _PHASE = {
     RolloutState.LOADING: "prompts",

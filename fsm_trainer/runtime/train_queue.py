@@ -12,13 +12,12 @@ from typing import TypeVar
 
 from fsm_trainer.core.batch import AsyncTrainBatch
 from fsm_trainer.core.batch_queue import BoundedQueue
+from fsm_trainer.core.config import SECOND_NS
 from fsm_trainer.runtime.clock import Clock, MonotonicClock
 
 T = TypeVar("T")
 Wait = Callable[[threading.Condition, "float | None"], bool]
 """Waits on a held condition for at most so many seconds; False when the time is over."""
-
-_SECOND_NS = 1_000_000_000
 
 
 class AsyncTrainBatchQueue:
@@ -110,7 +109,7 @@ class AsyncTrainBatchQueue:
         limit_s = self._timeout_s if timeout_s is None else _checked(timeout_s)
         start_ns = self._clock.now_ns()
         while (result := attempt()) is None:
-            left_s = None if limit_s is None else limit_s - (self._clock.now_ns() - start_ns) / _SECOND_NS
+            left_s = None if limit_s is None else limit_s - (self._clock.now_ns() - start_ns) / SECOND_NS
             if limit_s is not None and left_s is not None and left_s <= 0:
                 raise TimeoutError(blame(limit_s))
             self._wait(changed, left_s)

@@ -11,14 +11,13 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from fsm_trainer.core.config import SECOND_NS
 from fsm_trainer.core.events import COMPLETIONS, NOTICES, Command, CommandKind, Input, InputKind
 from fsm_trainer.engines.fake_behaviour import FakeBehaviour, FakeOutcome
 from fsm_trainer.runtime.clock import VirtualClock
 from fsm_trainer.runtime.lanes import lane_of
 from fsm_trainer.simulate.durations import Amount
 from fsm_trainer.simulate.faults import NO_FAULTS, OTHER_KIND, Delivery, Disturbance, FaultPlan
-
-SECOND_NS = 1_000_000_000
 
 
 class Starved(RuntimeError):  # noqa: N818

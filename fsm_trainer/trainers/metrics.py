@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fsm_trainer.core.config import SECOND_NS
 from fsm_trainer.core.events import InputKind, Record, RecordKind
 from fsm_trainer.core.machines import EngineState, RunState, TrainerState
 from fsm_trainer.trainers.operations import BatchWork
-
-SECOND_NS = 1e9
 
 
 class StepMetrics:

@@ -18,7 +18,6 @@ from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Reco
 from fsm_trainer.core.machines import TERMINAL
 from fsm_trainer.data.prompts import PromptBatch
 from fsm_trainer.engines.base import Rollout, Snapshot, TrainEngine, TrainResult
-from fsm_trainer.runtime.threads import LaneThread
 from fsm_trainer.trainers.run_directory import RunDirectory
 
 _ENDED = {state.value for state in TERMINAL}
@@ -55,7 +54,7 @@ class RunOperations(ABC):
         self._aborted: set[int] = set()
         self._ended = threading.Condition()
         """Guards the two above; notified when an operation has ended."""
-        self._aborts = LaneThread("fsm-abort")
+        self._aborts: list[threading.Thread] = []
         self._methods: dict[CommandKind, Callable[[Command], Input]] = {
             CommandKind.START_TRAINER: self._start_trainer,
             CommandKind.START_ENGINE: self.start_engine,
@@ -132,7 +131,9 @@ class RunOperations(ABC):
                 self._aborted.add(command.target)
                 target = self._running.get(command.target)
             if target is not None:
-                self._aborts.post(lambda: self.abort(target))
+                # A thread each, so that one engine that takes its time does not keep the others waiting.
+                self._aborts.append(threading.Thread(target=self.abort, args=(target,), name="fsm-abort", daemon=True))
+                self._aborts[-1].start()
 
     def batch(self, batch_id: int) -> BatchWork | None:
         """What is known of an open batch."""
@@ -147,8 +148,8 @@ class RunOperations(ABC):
 
     def close(self, timeout_s: float) -> None:
         """End the engines; one that does not end in time is killed."""
-        self._aborts.close()
-        self._aborts.join(timeout_s)
+        for thread in self._aborts:
+            thread.join(timeout_s)
         self._train_engine.close()
 
     def work_of(self, command: Command) -> BatchWork:

@@ -17,7 +17,7 @@ from fsm_trainer.config import TrainConfig
 from fsm_trainer.config.check_rewards import GivenRewards
 from fsm_trainer.config.preflight import Inputs, plan_warnings
 from fsm_trainer.core.config import SchedulerConfig
-from fsm_trainer.core.events import Input
+from fsm_trainer.core.events import Input, InputKind
 from fsm_trainer.core.scheduler import Scheduler
 from fsm_trainer.data.datasets import Rows
 from fsm_trainer.eventlog.schema import log_metadata
@@ -77,6 +77,7 @@ class Trainer:
         self.config = self._prepared.config
         self._display = display
         self._fitted = False
+        self._post: Callable[[Input], None] | None = None
 
     def fit(self) -> RunResult:
         """Train until done, stopped or failed; returns how it ended, with everything closed and on disk."""
@@ -90,6 +91,12 @@ class Trainer:
         self._prepared.place_files()
         return self._run(run, self._scheduler_config())
 
+    def stop(self) -> None:
+        """Ask a running `fit` to end, from any thread: what Ctrl-C does. Called again, it ends at once."""
+        if self._post is None:
+            raise ValueError("nothing to stop: fit is not running")
+        self._post(Input(InputKind.STOP, reason="user"))
+
     def _scheduler_config(self) -> SchedulerConfig:
         return self.config.to_scheduler_config(self._inputs.prompts.total_batches)
 
@@ -101,6 +108,7 @@ class Trainer:
     def _run(self, run: RunDirectory, config: SchedulerConfig) -> RunResult:
         clock = MonotonicClock()
         inbox = ThreadInbox(clock)
+        self._post = inbox.put
         scheduler = Scheduler(config)
         failures: list[OSError] = []
         with ExitStack() as stack:
@@ -120,6 +128,7 @@ class Trainer:
             observers: list[Observer] = [metrics, progress, PeopleLog(), operations]
             loop = EventLoop(scheduler, log, inbox, lanes.dispatch, clock, observers)
             loop.run()
+        self._post = None
         if failures and loop.log_failure is None:
             loop.log_failure = failures[0]
         return run_result(run, scheduler.state, loop, metrics.last, clock.now_ns() / 1e9)

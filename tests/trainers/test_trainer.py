@@ -259,3 +259,21 @@ def test_a_stop_while_closing_and_an_engine_that_fails_to_close_change_nothing(
     result = fit(make_config(max_steps=1))
     assert (result.outcome, result.exit_code) == ("completed", 0)
     assert run_end(result.run.path).reason == "completed"
+
+
+def test_stop_ends_a_run_in_order_and_is_refused_without_one(make_config: Make) -> None:
+    def stop_at_the_second_batch(record: RewardRecord) -> float:
+        if record.metadata["batch_id"] == 1 and not stopped:
+            stopped.append(True)
+            trainer.stop()
+        return varied_reward(record)
+
+    stopped: list[bool] = []
+    trainer = AsyncPolicyTrainer(make_config(), reward_fn=stop_at_the_second_batch, dataset=ROWS)
+    with pytest.raises(ValueError, match="nothing to stop"):
+        trainer.stop()
+    result = trainer.fit()
+    assert (result.outcome, result.exit_code) == ("interrupted", 130)
+    assert result.train_version >= 2, "what was in flight was finished"
+    assert result.run.checkpoint(result.train_version).is_dir()
+    assert run_end(result.run.path).message == "user"
