@@ -25,7 +25,7 @@ from fsm_trainer.simulate.durations import Durations
 from fsm_trainer.simulate.faults import FaultPlan, Part
 from fsm_trainer.simulate.shares import Shares, measure_shares
 from fsm_trainer.simulate.sink import MemorySink
-from fsm_trainer.simulate.world import SECOND_NS, VirtualWorld
+from fsm_trainer.simulate.world import VirtualWorld
 
 if TYPE_CHECKING:
     import pandas as pd

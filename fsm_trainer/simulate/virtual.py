@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fsm_trainer.core.config import SchedulerConfig
+from fsm_trainer.core.config import SECOND_NS, SchedulerConfig
 from fsm_trainer.core.events import Input, Record, RecordKind
 from fsm_trainer.core.scheduler import Scheduler
 from fsm_trainer.engines.fake_behaviour import FakeBehaviour
 from fsm_trainer.runtime.clock import VirtualClock
 from fsm_trainer.runtime.loop import EventLoop, Observer, Sink
 from fsm_trainer.simulate.sink import MemorySink
-from fsm_trainer.simulate.world import SECOND_NS, VirtualWorld
+from fsm_trainer.simulate.world import VirtualWorld
 
 
 @dataclass(frozen=True)
