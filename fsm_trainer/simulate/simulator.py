@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from fsm_trainer.core.config import Deadlines, SchedulerConfig
+from fsm_trainer.core.config import SECOND_NS, Deadlines, SchedulerConfig
 from fsm_trainer.core.events import CommandKind, Record, RecordKind
 from fsm_trainer.core.invariants import hold
 from fsm_trainer.core.scheduler import Scheduler
