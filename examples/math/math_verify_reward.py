@@ -9,8 +9,8 @@ def reward_fn(record):
     if record.answer is None:
         raise ValueError("the row has none of solutions, answer and solution, so there is nothing to compare with")
     expected = str(record.answer).rsplit("####", 1)[-1].strip()
-    # math-verify's own time limits use signals, which only work in the main thread; --reward-timeout-s bounds this.
-    # It would warn of that at every call.
+    # math-verify's own time limits use signals, which only work in the main thread; --reward-call-timeout-s bounds
+    # this. It would warn of that at every call.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     gold = parse(expected, parsing_timeout=None)
     found = parse(record.completion, parsing_timeout=None)
