@@ -45,6 +45,7 @@ SAMPLE_SCHEMA = pa.schema(
     ]
 )
 """Columns of every file; after them one `reward_NAME` for each reward function, before its weight."""
+_REPEATED = ["state", "reason", "prompt", "finish_reason"]
 _log = structlog.get_logger("fsm_train")
 
 
@@ -140,7 +141,8 @@ class SampleWriter:
         self._ended.discard(batch_id)
         path = self._path(batch_id)
         partial = path.with_suffix(".partial")
-        pq.write_table(table, partial, compression="zstd")
+        # Logprobs never repeat, so trying a dictionary for them costs time and gains nothing.
+        pq.write_table(table, partial, compression="zstd", use_dictionary=_REPEATED)
         partial.rename(path)
         if over and self._keep is not None:
             self._final.append(batch_id)
