@@ -36,7 +36,8 @@ TESTS = (
     "simulate",
 )
 """In the order they are run: the quickest to refuse come first."""
-NOT_THESE = ("test_mutants.py",)
+NOT_THESE = ("test_mutants.py", "test_live_runs.py")
+"""This check's own test, and one that needs more of the project than is copied."""
 TIME_LIMIT_S = 300
 _FAILED = re.compile(r"^(?:FAILED|ERROR) tests/(.+?)(?: - .*)?$", re.MULTILINE)
 
@@ -163,12 +164,20 @@ def judge(mutant: Mutant, tree: Path, tests: tuple[str, ...]) -> Verdict:
         _write(target, original)
 
 
+def check_unbroken(tree: Path, tests: tuple[str, ...]) -> None:
+    """RuntimeError if the tests fail on the scheduler as it is: then they would refuse every mutant for nothing."""
+    failed = run_tests(tree, tests)
+    if failed is not None:
+        raise RuntimeError(f"{failed} fails without any mutant, so no verdict would mean anything")
+
+
 def judge_all(mutants: list[Mutant], tests: tuple[str, ...], jobs: int) -> Iterator[Verdict]:
     """Verdicts in the order of the mutants; each job has a tree of its own."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         trees: SimpleQueue[Path] = SimpleQueue()
         for number in range(jobs):
             trees.put(copy_tree(Path(folder, str(number))))
+        check_unbroken(copy_tree(Path(folder, "unbroken")), tests)
 
         def job(mutant: Mutant) -> Verdict:
             tree = trees.get()

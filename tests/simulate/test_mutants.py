@@ -74,3 +74,9 @@ def test_some_mutants_are_refused_each_by_a_named_test(capsys: pytest.CaptureFix
 def test_a_survivor_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert tool.main(["greedy-lifo", "--tests", "core/test_config.py"]) == 1
     assert "1 mutants, 0 refused, 1 survive greedy-lifo" in capsys.readouterr().out
+
+
+def test_tests_that_fail_without_a_mutant_judge_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tool, "run_tests", lambda tree, tests: "core/test_policy.py::test_that_fails")
+    with pytest.raises(RuntimeError, match="test_that_fails fails without any mutant"):
+        list(tool.judge_all(tool.all_mutants()[:1], ("core/test_policy.py",), 1))
