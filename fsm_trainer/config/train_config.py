@@ -15,7 +15,7 @@ from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from fsm_trainer.config.devices import parse_devices
-from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
+from fsm_trainer.config.errors import ConfigError, flag, one_line, shown, suggestion
 from fsm_trainer.config.groups import (
     AsyncSettings,
     BasicSettings,
@@ -223,7 +223,7 @@ def _describe(error: ErrorDetails, origin: dict[str, str]) -> str:
     name = str(error["loc"][0])
     where = f" in {origin[name]}" if name in origin else ""
     if error["type"] == "extra_forbidden":
-        return f"unknown setting {name!r}{where}"
+        return f"unknown setting {name!r}{where}{suggestion(name, TrainConfig.model_fields)}"
     return f"{flag(name)} is {shown(error['input'])}{where}, expected {_expected(error)}"
 
 

@@ -70,6 +70,7 @@ def test_every_setting_is_in_one_group_in_order() -> None:
         ({"top_k": 0}, "--top-k is 0, expected -1 (off) or at least 1"),
         ({"ckpt": ["a"]}, "--ckpt is ['a'], expected a text"),
         ({"bogus": 1}, "unknown setting 'bogus'"),
+        ({"train-devices": "cpu"}, "unknown setting 'train-devices'; did you mean train_devices?"),
         (
             {"n_samples": 1},
             "--n-samples is 1, expected at least 2: --algo async-grpo takes its baseline over the completions of one "
