@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import platform
 
+from fsm_trainer.config.devices import parse_devices
 from fsm_trainer.config.errors import flag
 from fsm_trainer.config.groups import GROUPS
 from fsm_trainer.config.preflight import Inputs, plan_warnings
@@ -37,7 +38,7 @@ def _plan_rows(config: TrainConfig, inputs: Inputs) -> list[tuple[str, str]]:
     scheduler = config.to_scheduler_config(prompts.total_batches)
     return [
         ("machines", f"1 run, 1 trainer, {scheduler.workers} rollout worker(s), {scheduler.engines} engine(s)"),
-        ("train engine", f"hf on {config.train_devices}, {config.threads} thread(s)"),
+        ("train engine", f"hf on {_train_devices(config)}, {config.threads} thread(s)"),
         *[(f"rollout engine {i}", _engine(config, group)) for i, group in enumerate(config.rollout_groups)],
         ("scheduler", json.dumps({k: v for k, v in scheduler.to_dict().items() if k != "deadlines"})),
         ("deadlines [s]", json.dumps(scheduler.to_dict()["deadlines"])),
@@ -59,6 +60,10 @@ def _dataset(inputs: Inputs) -> str:
     too_long = inputs.prompts.overlong_rows
     left_out = f", {too_long} of them too long and left out" if too_long else ""
     return f"{inputs.dataset_rows} rows{left_out}, {inputs.prompts.batches_per_epoch} batches an epoch"
+
+
+def _train_devices(config: TrainConfig) -> str:
+    return ", ".join(parse_devices("--train-devices", config.train_devices or ""))
 
 
 def _engine(config: TrainConfig, group: tuple[str, ...]) -> str:

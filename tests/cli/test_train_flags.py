@@ -162,6 +162,17 @@ def test_dry_run_prints_the_plan_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_dry_run_names_the_devices_of_both_sides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fsm_trainer.trainers.prepare.count_cuda_devices", lambda config: 4)
+    argv = "--preset quickstart --dry-run --train-devices 0 --rollout-devices 2,3"
+    assert train.main(argv.split()) == 0
+    out = capsys.readouterr().out
+    assert "\n  train engine      hf on cuda:0, " in out
+    assert "\n  rollout engine 1  hf on cuda:3 in its own process\n" in out
+
+
 class FakeTrainer:
     """Stands in for the trainer: what main() does around a run is under test here."""
 
