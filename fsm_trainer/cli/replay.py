@@ -115,6 +115,8 @@ def _events(args: argparse.Namespace) -> int:
 
     log = read_log(args.run)
     rows = _select(log.table, args)
+    if not rows.num_rows:
+        print("fsm-replay: note: no event is like that", file=sys.stderr)
     for line in _json_lines(rows) if args.json else _text_lines(rows, _origin_ns(log)):
         print(line)
     if log.problem is not None:

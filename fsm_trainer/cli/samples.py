@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def print_samples(args: argparse.Namespace) -> int:
-    """Print what the options select; 0."""
+    """Print what the options select, or say that it is nothing; 0."""
     from fsm_trainer.analysis.samples import load_samples
 
     frame = _select(load_samples(args.run), args)
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    if not rows:
+        print("fsm-replay: note: no sample is like that", file=sys.stderr)
     for row in rows:
         print(json.dumps(_plain(row)) if args.json else "\n".join(_lines(row)) + "\n")
     return 0

@@ -69,6 +69,8 @@ def test_the_filters(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(run, capsys, "--worst", "1", "--best", "1") == [(99, 0), (1, 1)]
     assert printed(run, capsys, "--dropped", "--best", "1") == [(0, 0)]
     assert printed(run, capsys, "--batch", "5") == []
+    assert main(["samples", str(run), "--batch", "5"]) == 0
+    assert capsys.readouterr().err == "fsm-replay: note: no sample is like that\n"
 
 
 def test_what_is_printed_of_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,6 +86,8 @@ def test_event_filters(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = events(run, capsys, "--kind", "transition", "--machine", "rollout-0", "--batch", "1", "--to", "90")
     assert found == [s for s in wanted(kind="transition", entity="rollout-0", batch_id=1) if s <= 90]
     assert events(run, capsys, "--kind", "metric", "--machine", "rollout-0") == []
+    assert main(["events", str(run), "--kind", "drop"]) == 0
+    assert capsys.readouterr().err == "fsm-replay: note: no event is like that\n"
 
 
 def test_events_show_seconds_since_the_begin_and_the_move(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
