@@ -104,7 +104,7 @@ class RolloutSettings(_Group):
     """How completions are generated and scored."""
 
     rollout_engine: Literal["hf", "vllm"] = Field(
-        "hf", description="Engine that generates (vllm needs the extra of that name)"
+        "hf", description="Engine that generates (vllm is not yet in this version)"
     )
     rollout_host: Literal["process", "inline"] = Field(
         "process", description="Where the engine lives: its own process, or a thread of this one"
