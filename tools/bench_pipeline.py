@@ -1,6 +1,6 @@
 """How much of the possible overlap the asynchronous pipeline reaches, on the quickstart's tiny recipe.
 
-    python tools/bench_pipeline.py [--repeats 3] [--steps 60]
+    python tools/bench_pipeline.py [--repeats 3] [--steps 80]
 
 Runs `grpo` and `async-grpo` in turn and prints medians over the repeats: ms per step of both, the limit of the overlap
 (T_rollout + T_train + T_sync) / max(T_rollout, T_train + T_sync) from the synchronous run's own durations, the share of
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsm_trainer import TrainConfig
+from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Record, RecordKind
 from fsm_trainer.eventlog.schema import log_metadata
 from fsm_trainer.eventlog.writer import EventLogWriter
@@ -71,8 +72,6 @@ def measure(algo: str, steps: int, seed: int, folder: Path) -> Measured:
 
 def log_us_per_event(events: int = 50_000) -> float:
     """Microseconds a row costs the thread that appends it, a step's worth at a time as in a run."""
-    from fsm_trainer.core.config import SchedulerConfig
-
     row = Record(
         seq=0, t_ns=1, kind=RecordKind.TRANSITION, machine="rollout", entity="rollout-0", trigger="start",
         source="ready", dest="generating", cause_seq=0, batch_id=1, engine=0, train_version=1, reason="because",
@@ -95,7 +94,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each kind (default: 3)")
-    parser.add_argument("--steps", type=int, default=60, help="optimiser steps a run (default: 60)")
+    parser.add_argument("--steps", type=int, default=80, help="optimiser steps a run (default: 80)")
     args = parser.parse_args()
     if args.steps <= WARM_UP_STEPS + 1:
         parser.error(f"--steps is {args.steps}, expected more than {WARM_UP_STEPS + 1}")

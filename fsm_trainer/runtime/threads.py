@@ -1,10 +1,30 @@
-"""One daemon thread that does jobs in the order they were posted. It knows nothing of what they do."""
+"""One daemon thread that does jobs in the order they were posted, and how briskly threads take turns.
+
+It knows nothing of what the jobs do.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
+
+SWITCH_INTERVAL_S = 0.0002
+"""How long a thread may keep the interpreter from another one. At Python's default of 5 ms, a train step that lets go of
+it at every tensor operation waits for the reward's thread again and again (docs/performance.md)."""
+
+
+@contextmanager
+def brisk_switching() -> Iterator[None]:
+    """Let threads take turns at least every `SWITCH_INTERVAL_S` inside."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, SWITCH_INTERVAL_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 class LaneThread:

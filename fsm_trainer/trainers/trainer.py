@@ -27,6 +27,7 @@ from fsm_trainer.runtime.inbox import ThreadInbox
 from fsm_trainer.runtime.lanes import Lanes
 from fsm_trainer.runtime.loop import EventLoop, Observer
 from fsm_trainer.runtime.signals import stop_signals
+from fsm_trainer.runtime.threads import brisk_switching
 from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
 from fsm_trainer.trainers.engines import make_rollout_host, make_train_engine
 from fsm_trainer.trainers.metrics import StepMetrics
@@ -127,7 +128,8 @@ class Trainer:
             stack.enter_context(self._displayed(progress))
             observers: list[Observer] = [metrics, progress, PeopleLog(), operations]
             loop = EventLoop(scheduler, log, inbox, lanes.dispatch, clock, observers)
-            loop.run()
+            with brisk_switching():
+                loop.run()
         self._post = None
         if failures and loop.log_failure is None:
             loop.log_failure = failures[0]

@@ -1,6 +1,9 @@
+import sys
 import threading
 
-from fsm_trainer.runtime.threads import LaneThread
+import pytest
+
+from fsm_trainer.runtime.threads import SWITCH_INTERVAL_S, LaneThread, brisk_switching
 
 
 def test_jobs_run_in_order_on_one_daemon_thread() -> None:
@@ -32,3 +35,11 @@ def test_a_lane_is_busy_until_its_last_job_is_done() -> None:
     release.set()
     assert lane.join(10)
     assert not lane.busy
+
+
+def test_brisk_switching_is_undone() -> None:
+    before = sys.getswitchinterval()
+    with pytest.raises(ValueError, match="boom"), brisk_switching():
+        assert sys.getswitchinterval() == pytest.approx(min(before, SWITCH_INTERVAL_S))
+        raise ValueError("boom")
+    assert sys.getswitchinterval() == before
