@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 
 SWITCH_INTERVAL_S = 0.0002
-"""How long a thread may keep the interpreter from another one. At Python's default of 5 ms, a train step that lets go of
-it at every tensor operation waits for the reward's thread again and again (docs/performance.md)."""
+"""How long a thread may keep the interpreter from another one. At Python's default of 5 ms, a train step, which lets go
+of it at every tensor operation, waits for the reward's thread again and again (docs/performance.md)."""
 
 
 @contextmanager
