@@ -7,11 +7,15 @@ dictionary by batch id; a batch's entry goes when the batch has ended.
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from fsm_trainer.core.batch import AsyncTrainBatch
 from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Record, RecordKind
@@ -39,6 +43,10 @@ class BatchWork:
     train_batch: AsyncTrainBatch | None = None
     reward_metrics: dict[str, float] = field(default_factory=dict)
     result: TrainResult | None = None
+
+
+SOURCE_STATE = "prompt_source.json"
+"""File of a checkpoint: `PromptSource.state_dict` at the moment of the save."""
 
 
 class RunOperations(ABC):
@@ -94,6 +102,10 @@ class RunOperations(ABC):
     @abstractmethod
     def close_source(self) -> None:
         """Nothing more is wanted from the source of prompts; must not block."""
+
+    def source_state(self) -> dict[str, Any] | None:
+        """Where the prompts stand, for a checkpoint, ready for JSON; None where that is not ours to know."""
+        return None
 
     def execute(self, command: Command) -> Input:
         """Do it, blocking; raises on failure, and at once if it was aborted before it began."""
@@ -188,7 +200,20 @@ class RunOperations(ABC):
         assert command.version is not None
         path = self._run.checkpoint(command.version)
         self._train_engine.save(str(path))
+        state = self.source_state()
+        if state is not None:
+            write_whole(path / SOURCE_STATE, json.dumps(state) + "\n")
         return Input(InputKind.SAVED, train_version=command.version, message=str(path))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all, and on the storage."""
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
 
 
 def is_batch_end(record: Record) -> bool:

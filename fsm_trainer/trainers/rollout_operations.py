@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -44,6 +44,9 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Release whoever waits."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands, ready for JSON."""
 
 
 class RolloutOperations(RunOperations):
@@ -152,6 +155,10 @@ class RolloutOperations(RunOperations):
             if self.ends_within(command, ABORT_GRACE_S):
                 return
         host.kill()
+
+    def source_state(self) -> dict[str, Any]:
+        """Position, order and what is to be served again; batches under way count as not served."""
+        return self._source.state_dict()
 
     def close_source(self) -> None:
         """Release a load that waits for what becomes of the batches under way."""

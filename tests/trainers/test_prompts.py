@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -127,3 +128,23 @@ def test_reasoning_gym_brings_its_own_reward(make_config: Make) -> None:
     rewards = pq.read_table(result.run.path / "samples")["reward"].to_pylist()
     assert len(rewards) >= 24
     assert all(0.0 <= reward <= 1.0 for reward in rewards)
+
+
+def test_a_checkpoint_says_where_the_prompts_stood(make_config: Make) -> None:
+    config = make_config(max_steps=3, save_interval=1, async_max_staleness=2)
+    result = AsyncPolicyTrainer(config, reward_fn=varied_reward, dataset=ROWS[:16]).fit()
+    assert result.outcome == "completed", result.message
+    served = [
+        rows_of_batch(result.run.path, r.batch_id or 0)
+        for r in log_of(result.run.path)
+        if r.kind is RecordKind.TRANSITION and r.machine == "batch" and r.dest == "trained"
+    ]
+    for step in (1, 2, 3):
+        state = json.loads((result.run.checkpoint(step) / "prompt_source.json").read_text(encoding="utf-8"))
+        prepared = prepare(make_config(output_dir=None), reward_fn=varied_reward, dataset=ROWS[:16])
+        assert prepared.inputs is not None
+        source = prepared.inputs.prompts
+        source.load_state_dict(state)
+        epoch = [source.batch(i) for i in range(5 - step)]
+        left = {row for batch in epoch if batch is not None for row in batch.row_indices}
+        assert left.isdisjoint(set().union(*served[:step])), "what was trained on does not come again in the epoch"
