@@ -94,7 +94,7 @@ def _check_sizes(config: TrainConfig) -> None:
     if config.tp_size > 1:
         raise ConfigError(
             f"--tp-size is {config.tp_size}, but the hf train engine of this version trains on one device; "
-            f"give --tp-size 1"
+            f"give --tp-size 1 and one of the --train-devices"
         )
     devices = parse_devices("--train-devices", config.train_devices or "")
     if len(devices) > 1:

@@ -94,7 +94,10 @@ def check_no_step_run(rec: Recorder) -> None:
     if len(s.no_step_run) < s.config.max_no_step_batches:
         return
     counts = ", ".join(f"{s.no_step_run.count(r)} {r}" for r in sorted(set(s.no_step_run)))
-    shutdown.fail(rec, f"{len(s.no_step_run)} batches in a row gave no optimiser step ({counts})")
+    message = f"{len(s.no_step_run)} batches in a row gave no optimiser step ({counts})"
+    if "degenerate" in s.no_step_run:
+        message += "; degenerate: within each prompt group all rewards were equal, so there is nothing to prefer"
+    shutdown.fail(rec, message)
 
 
 def after_consumption(rec: Recorder, admission: Admission, plain: str, batch_id: int) -> None:

@@ -19,7 +19,8 @@ def render(result: VerifyResult) -> str:
         state = "the run is still going" if log.writing else "the run crashed"
         lines.append(f"{state}: the log has no run_end; what there is of it was verified")
     if result.divergence is None:
-        lines.append(f"{_count(result)} agree with the scheduler")
+        changed = "" if result.same_policy else ", though the decision code has changed since the log was written"
+        lines.append(f"{_count(result)} agree with the scheduler{changed}")
     else:
         lines.append(f"{_count(result)} agree, then the log diverges")
         lines.extend(_render_divergence(result.divergence))

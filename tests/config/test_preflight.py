@@ -129,7 +129,8 @@ def test_seed_command_is_refused_for_its_devices(
 def test_more_than_one_training_device(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fsm_trainer.trainers.prepare.count_cuda_devices", lambda config: 4)
     assert refused(tp_size="2") == (
-        "--tp-size is 2, but the hf train engine of this version trains on one device; give --tp-size 1"
+        "--tp-size is 2, but the hf train engine of this version trains on one device; "
+        "give --tp-size 1 and one of the --train-devices"
     )
     assert refused(train_devices="0,1") == (
         "--train-devices 0,1 names 2 devices, but the hf train engine of this version trains on one device; give one"

@@ -225,7 +225,10 @@ def test_batches_without_a_step_are_limited() -> None:
     world = World(degenerate=range(2, 100))
     driver = Driver(SchedulerConfig(max_steps=50, max_no_step_batches=4), world).begin().finish()
     assert driver.scheduler.outcome == "failed"
-    assert driver.scheduler.error == "4 batches in a row gave no optimiser step (4 degenerate)"
+    assert driver.scheduler.error == (
+        "4 batches in a row gave no optimiser step (4 degenerate); degenerate: within each prompt group all rewards "
+        "were equal, so there is nothing to prefer"
+    )
     assert [r.train_version for r in driver.kinds(RecordKind.CHECKPOINT)] == [2], "what was learnt is saved"
 
 
