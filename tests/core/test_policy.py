@@ -30,6 +30,14 @@ def test_feasible_means_some_order_meets_every_deadline(start: int, deadlines: l
     assert feasible(start, deadlines) == some_order
 
 
+def test_feasible_does_not_ask_for_deadlines_in_order() -> None:
+    assert feasible(0, [1, 0])
+    assert feasible(2, [9, 4, 2, 3])
+    assert not feasible(0, [1, 0, 1])
+    assert not feasible(3, [2])
+    assert feasible(7, [])
+
+
 @given(st.integers(0, 60), st.integers(0, 6), st.integers(1, 6))
 def test_lockstep_publication_is_the_formula_and_never_too_stale(i: int, staleness: int, interval: int) -> None:
     k = lockstep_publication(i, staleness, interval)
