@@ -50,7 +50,8 @@ def run(*faults: Any, config: SchedulerConfig = CONFIG, heal_at: int | None = No
 
 @pytest.mark.parametrize(
     ("admission", "workers", "wall_s", "dropped"),
-    # Figures of a simulation made before this code existed: 200 steps, rollout 1.0, train 0.5, staleness 2, two workers with engines of their own.
+    # Figures of a simulation made before this code existed: 200 steps, rollout 1.0, train 0.5, staleness 2, two workers
+    # with engines of their own.
     [("paced", 2, 103.5, 0), ("greedy", 2, 136.6, 66)],
 )
 def test_the_figures_of_the_design(admission: str, workers: int, wall_s: float, dropped: int) -> None:
