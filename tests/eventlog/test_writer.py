@@ -98,8 +98,18 @@ def test_flush_makes_rows_readable_at_once(tmp_path: Path, make_rows: RowMaker) 
         assert read_log(tmp_path / "log").table.num_rows == 0
         writer.flush()
         assert list(records(read_log(tmp_path / "log").table)) == rows[:3]
-        writer.append(rows[3])
+
+
+def test_sync_has_the_flusher_bring_everything_to_the_storage(
+    tmp_path: Path, make_rows: RowMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = threading.Event()
+    monkeypatch.setattr(writer_module, "_datasync", lambda fd: stored.set())
+    with open_log(tmp_path / "log") as writer:
+        for row in make_rows(4):
+            writer.append(row)
         writer.sync()
+        assert stored.wait(timeout=30)
         assert read_log(tmp_path / "log").table.num_rows == 4
 
 
