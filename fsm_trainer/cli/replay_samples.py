@@ -10,14 +10,25 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from fsm_trainer.cli.replay_args import OK, add_command, count, whole_number
+
 if TYPE_CHECKING:
     import pandas as pd
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def print_samples(args: argparse.Namespace) -> int:
-    """Print what the options select, or say that it is nothing; 0."""
+def add(commands: Any) -> None:
+    """Add the subcommand."""
+    samples = add_command(commands, "samples", _samples, "print the kept completions with their rewards")
+    samples.add_argument("--batch", type=whole_number, metavar="ID", help="only this prompt batch")
+    samples.add_argument("--worst", type=count, metavar="K", help="the K of least reward, the worst first")
+    samples.add_argument("--best", type=count, metavar="K", help="the K of most reward, the best first")
+    samples.add_argument("--dropped", action="store_true", help="only those of batches that were dropped")
+
+
+def _samples(args: argparse.Namespace) -> int:
+    """Print what the options select, or say that it is nothing."""
     from fsm_trainer.analysis.samples import load_samples
 
     frame = _select(load_samples(args.run), args)
@@ -26,7 +37,7 @@ def print_samples(args: argparse.Namespace) -> int:
         print("fsm-replay: note: no sample is like that", file=sys.stderr)
     for row in rows:
         print(json.dumps(_plain(row)) if args.json else "\n".join(_lines(row)) + "\n")
-    return 0
+    return OK
 
 
 def _select(frame: pd.DataFrame, args: argparse.Namespace) -> pd.DataFrame:
