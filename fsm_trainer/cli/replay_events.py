@@ -87,8 +87,9 @@ def _json_lines(table: pa.Table) -> Iterator[str]:
     for record in records(table):
         values = filled(record)
         assert values is not None
-        if record.value is not None and not math.isfinite(record.value):
-            values["value"] = None  # JSON has no such number
+        for name in _FLOATS:
+            if name in values and not math.isfinite(values[name]):
+                values[name] = None  # JSON has no such number
         yield json.dumps(values)
 
 
@@ -108,4 +109,5 @@ def _text_lines(table: pa.Table, origin_ns: int) -> Iterator[str]:
         yield " ".join([f"{record.seq:>7} {seconds:>12.6f} {values['kind']:<10} {who:<10}", *move, *rest])
 
 
+_FLOATS = ("value", "numerator", "denominator")
 _LEADING = frozenset({"seq", "t_ns", "kind", "machine", "entity", "dest"})

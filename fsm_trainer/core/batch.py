@@ -15,7 +15,8 @@ class TrainSequence:
     tokens: tuple[int, ...]
     """Token ids, prompt first."""
     logprobs: tuple[float, ...]
-    """Natural-log probability of each token under the sampling distribution of the rollout; 0.0 on the prompt."""
+    """Natural-log probability of each token under the policy that generated it, at the sampling temperature and before
+    top-k and top-p; 0.0 on the prompt."""
     prompt_len: int
     """Tokens of the prompt; `tokens[prompt_len:]` is the completion."""
     loss_mask: tuple[int, ...]

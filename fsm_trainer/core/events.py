@@ -148,6 +148,8 @@ class Record(NamedTuple):
     digest: str | None = None
     reason: str | None = None
     message: str | None = None
+    numerator: float | None = None
+    denominator: float | None = None
 
 
 @dataclass(frozen=True)

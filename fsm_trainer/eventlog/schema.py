@@ -20,7 +20,7 @@ import fsm_trainer.core
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Record, RecordKind
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 """major.minor; within a major version only nullable columns are added."""
 
 LOG_NAME = "events.arrows"
@@ -75,6 +75,8 @@ COLUMNS: dict[str, str] = {
     "digest": "fingerprint of the operation's result",
     "reason": "why: of a drop, wait, failure, stop or end, in one word; metric: its name",
     "message": "the same in words for people",
+    "numerator": "metric that is a rate: what was added up; rates are averaged by adding numerators and denominators",
+    "denominator": "metric that is a rate: what the sum is divided by",
 }
 """What each column means. Their order and types are those of `Record`."""
 

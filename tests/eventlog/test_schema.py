@@ -36,8 +36,9 @@ def test_columns_are_the_fields_of_record_with_plain_types() -> None:
     assert [f.name for f in SCHEMA if not f.nullable] == ["seq", "t_ns", "kind"]
     integers = {"seq", "t_ns", "cause_seq", "batch_id", "engine", "staleness", "queue_len", "tokens", "train_version"}
     integers |= {"rollout_version_first", "rollout_version_last", "posted_ns", "started_ns", "finished_ns"}
+    floats = {"value", "numerator", "denominator"}
     for field in SCHEMA:
-        wanted = pa.int64() if field.name in integers else pa.float64() if field.name == "value" else pa.utf8()
+        wanted = pa.int64() if field.name in integers else pa.float64() if field.name in floats else pa.utf8()
         assert field.type == wanted, field
 
 
