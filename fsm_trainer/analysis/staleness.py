@@ -1,0 +1,61 @@
+"""`staleness_frame`: what each consumed batch's staleness was made of, beside what its step measured; and by value.
+
+`fsm-replay staleness` prints the tables.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from fsm_trainer.analysis.batches import batches_frame
+from fsm_trainer.analysis.source import Run, Source
+from fsm_trainer.analysis.steps import metrics_wide
+from fsm_trainer.analysis.timing import Steps
+
+EFFECTS = {
+    "reward_mean": "reward_mean",
+    "ratio_mean": "ratio_mean",
+    "ratio_max": "ratio_max",
+    "clip_fraction": "clip_fraction",
+    "approx_kl": "approx_kl",
+    "logprob_gap": "logprob_gap",
+}
+"""Column -> name of the metric that it holds, at the batch's step."""
+_OF_BATCH = [
+    "batch_id",
+    "engine",
+    "state",
+    "reason",
+    "consumed_at_s",
+    "rollout_version_first",
+    "train_version_consumed",
+    "staleness",
+    "staleness_at_start",
+    "staleness_in_flight",
+    "staleness_in_queue",
+    "tokens",
+]
+
+
+def staleness_frame(run: Run | Source) -> pd.DataFrame:
+    """One row per consumed batch, in order of consumption: its staleness, where that came from, and its step's effects.
+
+    Staleness is in optimiser steps; effects (`reward_mean`, `ratio_mean`, `ratio_max`, `clip_fraction`, `approx_kl`,
+    `logprob_gap`) are the metrics of the step that the batch gave, nan for a batch that gave none. All columns are in
+    `fsm_trainer.analysis.COLUMNS`. ValueError if there is no log to read.
+    """
+    source = Source.of(run)
+    batches = batches_frame(source)
+    consumed: pd.DataFrame = batches[batches["consumed_at_s"].notna()][_OF_BATCH].sort_values(
+        ["consumed_at_s", "batch_id"], kind="stable", ignore_index=True
+    )
+    steps = Steps.of(source)
+    step = pd.Series(pd.array(steps.version, dtype="Int64"), index=steps.batch_id)
+    consumed.insert(1, "step", consumed["batch_id"].map(step[~step.index.duplicated(keep="last")]).astype("Int64"))
+    metrics = metrics_wide(source, steps.version).set_index(steps.version)
+    at = consumed["step"].fillna(-1).astype(np.int64)
+    for column, name in EFFECTS.items():
+        values = metrics[name] if name in metrics else pd.Series(np.nan, index=metrics.index)
+        consumed[column] = values.reindex(at).to_numpy(dtype=np.float64)
+    return consumed
