@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fsm_trainer.core.batch import TrainSequence
+from fsm_trainer.engines.logprob_gap import GapLimit
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,12 @@ class RolloutRequest:
 
 @dataclass(frozen=True)
 class Sample:
-    """One completion. `logprobs[i]` is the natural-log probability of `tokens[i]` under the sampling distribution."""
+    """One completion."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    """Natural-log probability of each token under the policy at the sampling temperature, before top-k and top-p: that
+    is what the trainer computes, so their ratio is 1 while the weights are the same."""
     finish_reason: str
     """"stop" (the EOS token is the last of `tokens`) or "length"."""
 
@@ -63,6 +66,10 @@ class Snapshot:
     nbytes: int
 
 
+Scores = list[tuple[float, ...]]
+"""For each sequence the natural-log probability, at a temperature, of every token but the first given those before."""
+
+
 @dataclass(frozen=True)
 class TrainResult:
     """What one `train` call did."""
@@ -72,6 +79,9 @@ class TrainResult:
     train_version: int
     """Optimiser steps this engine has taken since it started."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Value of every metric of `trainers/metric_names.py` that the step measured."""
+    rates: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Numerator and denominator of those metrics that are rates."""
 
 
 class RolloutEngine(Protocol):
@@ -86,6 +96,12 @@ class RolloutEngine(Protocol):
     def generate(self, request: RolloutRequest) -> Rollout:
         """Complete every prompt of the batch."""
 
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> Scores | None:
+        """Score given tokens with the weights served now, using no cache of earlier calls.
+
+        None where the engine cannot; what is checked with it is then left unchecked, and that is said.
+        """
+
     def abort(self) -> None:
         """Make a running `generate` raise soon; called from another thread. A no-op when idle."""
 
@@ -99,8 +115,15 @@ class TrainEngine(Protocol):
     def start(self) -> None:
         """Build model and optimiser; called once, before anything else."""
 
-    def train(self, sequences: Sequence[TrainSequence]) -> TrainResult:
-        """Take one optimiser step on one batch. Raises FloatingPointError on a non-finite loss or gradient norm."""
+    def train(self, sequences: Sequence[TrainSequence], max_gap: GapLimit | None = None) -> TrainResult:
+        """Take one optimiser step on one batch. Raises FloatingPointError on a non-finite loss or gradient norm.
+
+        `max_gap` is given for a batch that the current weights generated: LogprobMismatch, and no step, when its
+        logprobs are further from the trainer's own.
+        """
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> Scores | None:
+        """Score given tokens with the current weights; None where the engine cannot."""
 
     def export(self, version: int) -> Snapshot:
         """Publish the current weights as `version`."""

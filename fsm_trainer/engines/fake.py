@@ -27,6 +27,7 @@ from fsm_trainer.engines.fake_behaviour import (
     Pareto,
     Uniform,
 )
+from fsm_trainer.engines.logprob_gap import GapLimit
 
 __all__ = [
     "Amount",
@@ -132,6 +133,9 @@ class FakeRolloutEngine:
         assert done.rollout_version_first is not None and done.rollout_version_last is not None
         return Rollout(groups, done.rollout_version_first, done.rollout_version_last)
 
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> None:
+        """It has no model to score with."""
+
     def abort(self) -> None:
         """Make a running `generate` raise; a no-op when idle."""
         with self._lock:
@@ -171,8 +175,11 @@ class FakeTrainEngine:
         """Take as long as START_TRAINER is said to take."""
         self._do(Command(0, CommandKind.START_TRAINER))
 
-    def train(self, sequences: Sequence[TrainSequence]) -> TrainResult:
-        """Count one optimiser step."""
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> None:
+        """It has no model to score with."""
+
+    def train(self, sequences: Sequence[TrainSequence], max_gap: GapLimit | None = None) -> TrainResult:
+        """Count one optimiser step; its samples' logprobs are made up, so no gap means anything."""
         done = self._do(Command(0, CommandKind.TRAIN, version=self.train_version))
         stepped = done.reason != "no_step"
         self.train_version += stepped

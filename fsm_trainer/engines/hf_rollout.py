@@ -8,12 +8,13 @@ able to stop it between two tokens. Knows nothing of rewards, batches in a queue
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fsm_trainer.engines.base import Rollout, RolloutRequest, Sample, SamplingParams, Snapshot
+from fsm_trainer.engines.base import Rollout, RolloutRequest, Sample, SamplingParams, Scores, Snapshot
 from fsm_trainer.engines.hf_model import (
     SpecialTokens,
     cache_argument,
@@ -23,7 +24,8 @@ from fsm_trainer.engines.hf_model import (
     set_threads,
     special_tokens,
 )
-from fsm_trainer.engines.hf_sampling import batch_uniforms, check_sampling, draw, sampling_logprobs
+from fsm_trainer.engines.hf_sampling import batch_uniforms, check_sampling, draw, filtered, policy_logprobs
+from fsm_trainer.engines.hf_score import score_sequences
 from fsm_trainer.engines.weights import read_snapshot
 
 if TYPE_CHECKING:
@@ -81,6 +83,14 @@ class HFRolloutEngine:
             raise FloatingPointError(f"weights of version {self._version} give logprobs that are not finite")
         return Rollout(self._groups(tokens, logprobs), self._version, self._version)
 
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> Scores:
+        """Score given tokens with the weights served now, in passes of their own."""
+        model = self._ready_model()
+        if self._version is None:
+            raise RuntimeError("no weights loaded: load_weights must succeed before score")
+        set_threads(self._threads)
+        return score_sequences(model, sequences, pad=self._special.pad, temperature=temperature)
+
     def abort(self) -> None:
         """Make a running `generate` raise before its next token."""
         self._aborted.set()
@@ -100,7 +110,7 @@ class HFRolloutEngine:
         rows = len(request.prompts) * n
         device = model.device
         uniforms = batch_uniforms(request.seed, request.batch_id, rows, steps).to(device)
-        eos = torch.tensor(self._special.eos, device=device)
+        eos, greedy = torch.tensor(self._special.eos, device=device), self._sampling.temperature == 0.0
         tokens = torch.full((rows, steps), self._special.eos[0], device=device)
         logprobs = torch.zeros(rows, steps, device=device)
         decoder = _Decoder(model, request.prompts, self._special.pad)
@@ -111,8 +121,10 @@ class HFRolloutEngine:
         for step in range(steps):
             if self._aborted.is_set():
                 raise RuntimeError("generation aborted")
-            distribution = sampling_logprobs(logits, self._sampling)
-            drawn, scores = draw(distribution, uniforms[alive, step], greedy=self._sampling.temperature == 0.0)
+            policy = policy_logprobs(logits, self._sampling.temperature)
+            drawn = draw(filtered(policy, self._sampling), uniforms[alive, step], greedy=greedy)
+            # Of the policy, not of what top-k and top-p leave of it: the trainer's ratio is to the policy.
+            scores = policy.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
             tokens[alive, step], logprobs[alive, step] = drawn, scores
             going &= ~torch.isin(drawn, eos)
             left = int(going.sum())

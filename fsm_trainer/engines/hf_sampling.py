@@ -1,4 +1,4 @@
-"""Drawing one token for each row: the sampling distribution, and a draw that spends one uniform number a row.
+"""Drawing one token for each row: the policy, what the filters leave of it, and a draw of one uniform number a row.
 
 Tensors only. The randomness of a row depends on nothing but its own number, so rows never disturb each other.
 """
@@ -38,33 +38,34 @@ def batch_uniforms(seed: int, batch_id: int, rows: int, steps: int) -> Tensor:
     return torch.rand(rows, steps, generator=batch_generator(seed, batch_id), dtype=torch.float64)
 
 
-def sampling_logprobs(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Log-probabilities of the distribution that is sampled: temperature, then top-k, then top-p, renormalised.
+def policy_logprobs(logits: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities of the policy at the sampling temperature: the distribution that is trained.
 
-    At temperature 0 the draw is greedy, and the distribution is the untempered and unfiltered one.
+    At temperature 0 the draw is greedy, and the distribution is the untempered one.
     """
-    logits = logits.float()
+    return torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+
+
+def filtered(policy: Tensor, sampling: SamplingParams) -> Tensor:
+    """Log-probabilities of the distribution that is drawn from: the policy's after top-k, then top-p, renormalised."""
     if sampling.temperature == 0.0:
-        return torch.log_softmax(logits, dim=-1)
-    logprobs = torch.log_softmax(logits / sampling.temperature, dim=-1)
-    if 0 < sampling.top_k < logits.shape[-1]:
-        logprobs = _keep_top_k(logprobs, sampling.top_k)
+        return policy
+    if 0 < sampling.top_k < policy.shape[-1]:
+        policy = _keep_top_k(policy, sampling.top_k)
     if sampling.top_p < 1.0:
-        logprobs = _keep_top_p(logprobs, sampling.top_p)
-    return logprobs
+        policy = _keep_top_p(policy, sampling.top_p)
+    return policy
 
 
-def draw(logprobs: Tensor, uniforms: Tensor, *, greedy: bool) -> tuple[Tensor, Tensor]:
-    """Draw one token a row by inverting its cumulative distribution; return the tokens and their log-probabilities."""
+def draw(logprobs: Tensor, uniforms: Tensor, *, greedy: bool) -> Tensor:
+    """Draw one token a row by inverting its cumulative distribution, [rows]."""
     if greedy:
-        tokens = logprobs.argmax(dim=-1, keepdim=True)
-    else:
-        cumulative = logprobs.double().exp().cumsum(dim=-1)
-        # `right`: a token of probability zero adds nothing to the sum, so it can never be the first one above.
-        tokens = torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[:, -1:], right=True)
-        # Only a row of NaN ends up outside; its NaN logprob then tells the caller.
-        tokens = tokens.clamp(max=logprobs.shape[-1] - 1)
-    return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)
+        return logprobs.argmax(dim=-1)
+    cumulative = logprobs.double().exp().cumsum(dim=-1)
+    # `right`: a token of probability zero adds nothing to the sum, so it can never be the first one above.
+    tokens = torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * cumulative[:, -1:], right=True)
+    # Only a row of NaN ends up outside; its NaN logprob then tells the caller.
+    return tokens.clamp(max=logprobs.shape[-1] - 1).squeeze(-1)
 
 
 def _keep_top_k(logprobs: Tensor, k: int) -> Tensor:

@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fsm_trainer.algorithms.losses import LossOutput, Normalizers
+from fsm_trainer.algorithms.losses import LossInputs, LossOutput, Normalizers
 from fsm_trainer.algorithms.materialize import has_policy_gradient
 from fsm_trainer.algorithms.microbatch import micro_batch_slices
 from fsm_trainer.algorithms.registry import get_algorithm
 from fsm_trainer.core.batch import TrainSequence
-from fsm_trainer.engines.base import Snapshot, TrainResult
+from fsm_trainer.engines.base import Scores, Snapshot, TrainResult
 from fsm_trainer.engines.hf_batch import MicroBatch, loss_inputs, normalizers, pack
 from fsm_trainer.engines.hf_checkpoint import save_checkpoint
 from fsm_trainer.engines.hf_model import load_model, load_tokenizer, resolve_dtype, set_threads, special_tokens
 from fsm_trainer.engines.hf_schedule import LRSchedule
+from fsm_trainer.engines.hf_score import gap_of, gap_sums, score_sequences
+from fsm_trainer.engines.logprob_gap import GapLimit, LogprobGap, LogprobMismatch
 from fsm_trainer.engines.weights import SharedMemoryTransport, WeightTransport
 
 if TYPE_CHECKING:
@@ -101,7 +103,7 @@ class HFTrainEngine:
         # Last: an engine whose start failed holds no model.
         self._model = model
 
-    def train(self, sequences: Sequence[TrainSequence]) -> TrainResult:
+    def train(self, sequences: Sequence[TrainSequence], max_gap: GapLimit | None = None) -> TrainResult:
         """Take one optimiser step, or none when the loss has no gradient. On an error no weight has changed."""
         model = self._ready_model()
         set_threads(self._threads)
@@ -111,13 +113,26 @@ class HFTrainEngine:
         if not self._has_gradient(sequences, totals):
             return TrainResult(False, self._steps, {"lr": lr, "loss_tokens": float(totals.tokens)})
         self._optimizer.zero_grad(set_to_none=True)
-        metrics = self._accumulate(model, [sequences[part] for part in slices], totals)
+        metrics, gap = self._accumulate(model, [sequences[part] for part in slices], totals)
+        if max_gap is not None and not max_gap.admits(gap):
+            self._optimizer.zero_grad(set_to_none=True)
+            raise LogprobMismatch(f"{gap}; the limit is {max_gap}", gap)
         metrics["grad_norm"] = self._clip(metrics["loss"])
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
         self._steps += 1
-        return TrainResult(True, self._steps, {**metrics, "lr": lr, "loss_tokens": float(totals.tokens)})
+        metrics |= {"lr": lr, "loss_tokens": float(totals.tokens), "logprob_gap_max": gap.largest}
+        rates = {"logprob_gap": (gap.absolute, gap.tokens), "logprob_gap_signed": (gap.signed, gap.tokens)}
+        metrics |= {name: numerator / denominator for name, (numerator, denominator) in rates.items()}
+        return TrainResult(True, self._steps, metrics, rates)
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> Scores:
+        """Score given tokens with the current weights, computed as a step computes them."""
+        model = self._ready_model()
+        set_threads(self._threads)
+        with self._autocast(model):
+            return score_sequences(model, sequences, pad=self._pad, temperature=temperature)
 
     def export(self, version: int) -> Snapshot:
         """Publish the current weights."""
@@ -150,25 +165,28 @@ class HFTrainEngine:
 
     def _accumulate(
         self, model: PreTrainedModel, parts: list[Sequence[TrainSequence]], totals: Normalizers
-    ) -> dict[str, float]:
-        """Add up the gradients of all micro-batches and return the batch's metrics."""
+    ) -> tuple[dict[str, float], LogprobGap]:
+        """Add up the gradients of all micro-batches; the batch's metrics, and its gap to the rollout's logprobs."""
         losses: list[Tensor] = []
+        gaps: list[Tensor] = []
         outputs: list[LossOutput] = []
         for part in parts:
             batch = pack(part, self._pad, model.device)
             if batch is None:
                 continue
-            output = self._forward(model, batch, totals)
+            inputs = self._forward(model, batch)
+            output = self._policy_loss(inputs, totals)
             output.loss.backward()  # type: ignore[no-untyped-call]
             losses.append(output.loss.detach())
             outputs.append(output)
-        return {"loss": float(torch.stack(losses).sum()), **_merge(outputs)}
+            gaps.append(gap_sums(inputs.logprobs, inputs.rollout_logprobs, inputs.mask))
+        return {"loss": float(torch.stack(losses).sum()), **_merge(outputs)}, gap_of(gaps, totals.tokens)
 
-    def _forward(self, model: PreTrainedModel, batch: MicroBatch, totals: Normalizers) -> LossOutput:
+    def _forward(self, model: PreTrainedModel, batch: MicroBatch) -> LossInputs:
         with self._autocast(model):
-            inputs = loss_inputs(
-                model, batch, temperature=self._temperature, entropy_gradient=self._entropy_coef != 0.0
-            )
+            return loss_inputs(model, batch, temperature=self._temperature, entropy_gradient=self._entropy_coef != 0.0)
+
+    def _policy_loss(self, inputs: LossInputs, totals: Normalizers) -> LossOutput:
         return self._loss(
             inputs,
             totals,

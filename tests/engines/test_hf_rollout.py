@@ -75,15 +75,36 @@ def test_logprobs_match_a_plain_forward(engine, model, prompts, temperature):
             assert sample.logprobs == pytest.approx(expected.squeeze(-1).tolist(), abs=1e-4)
 
 
-def test_logprobs_of_filtered_sampling_are_renormalised(engine, model):
-    rollout = engine(top_k=3, n_samples=16).generate(RolloutRequest(0, RAGGED, 1))
+@pytest.mark.parametrize(("sampling", "most"), [({"top_k": 3}, 3), ({"top_p": 0.5, "temperature": 0.7}, 31)])
+def test_filtered_sampling_draws_from_the_best_and_reports_the_policys_logprobs(engine, model, sampling, most):
+    rollout = engine(n_samples=16, **sampling).generate(RolloutRequest(0, RAGGED, 1))
     for prompt, group in zip(RAGGED, rollout.groups, strict=True):
         for sample in group:
-            best = torch.log_softmax(full_logits(model, prompt, sample.tokens), -1).topk(3)
-            chosen = best.indices == torch.tensor(sample.tokens).unsqueeze(-1)
-            assert chosen.any(-1).all()
-            expected = torch.log_softmax(best.values, -1)[chosen]
-            assert sample.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+            logits = full_logits(model, prompt, sample.tokens) / sampling.get("temperature", 1.0)
+            policy, tokens = torch.log_softmax(logits, -1), torch.tensor(sample.tokens).unsqueeze(-1)
+            assert (policy.topk(most).indices == tokens).any(-1).all()
+            # Probability of what is likelier than the drawn token: a nucleus ends where it reaches top_p.
+            better = torch.where(policy > policy.gather(-1, tokens), policy.exp(), 0.0).sum(-1)
+            assert (better < sampling.get("top_p", 1.0)).all()
+            assert sample.logprobs == pytest.approx(policy.gather(-1, tokens).squeeze(-1).tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_scores_match_a_plain_forward_of_each_sequence_alone(engine, model, temperature):
+    rows = [(5, 6, 7, 8, 14), (9,), (10, 11), (4,) * 9, (3, 12, 5)]
+    scores = engine().score(rows, temperature)
+    assert [len(values) for values in scores] == [4, 0, 1, 8, 2]
+    for row, values in zip(rows, scores, strict=True):
+        logits = full_logits(model, row[:1], row[1:]) / temperature
+        expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(row[1:], dtype=torch.long).unsqueeze(-1))
+        assert values == pytest.approx(expected.squeeze(-1).tolist(), abs=1e-4)
+
+
+def test_an_engine_without_weights_scores_nothing(ckpt):
+    engine = HFRolloutEngine(ckpt, SamplingParams())
+    engine.start()
+    with pytest.raises(RuntimeError, match="no weights loaded"):
+        engine.score([(5, 6)], 1.0)
 
 
 def test_greedy_is_transformers_own_generate(engine, model):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fsm_trainer.engines.base import SamplingParams
-from fsm_trainer.engines.hf_sampling import batch_uniforms, check_sampling, draw, sampling_logprobs
+from fsm_trainer.engines.hf_sampling import batch_uniforms, check_sampling, draw, filtered, policy_logprobs
 
 
 def reference(logits, temperature, top_k, top_p):
@@ -34,18 +34,20 @@ def reference(logits, temperature, top_k, top_p):
 def test_distribution_matches_an_independent_one(temperature, top_k, top_p):
     logits = torch.randn(20, 13, generator=torch.Generator().manual_seed(0)) * 2
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-    got = sampling_logprobs(logits, sampling).exp()
+    got = filtered(policy_logprobs(logits, temperature), sampling).exp()
     expected = np.array([reference(row.astype(np.float64), temperature, top_k, top_p) for row in logits.numpy()])
     np.testing.assert_allclose(got.numpy(), expected, atol=1e-6)
     assert ((got.numpy() > 0) == (expected > 0)).all()
 
 
-def test_greedy_takes_the_best_and_reports_the_untempered_distribution():
+def test_greedy_takes_the_best_of_the_untempered_distribution():
     logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
-    distribution = sampling_logprobs(logits, SamplingParams(temperature=0.0, top_k=1))
-    tokens, logprobs = draw(distribution, torch.rand(5, dtype=torch.float64), greedy=True)
+    policy = policy_logprobs(logits, 0.0)
+    torch.testing.assert_close(policy, torch.log_softmax(logits, -1))
+    distribution = filtered(policy, SamplingParams(temperature=0.0, top_k=1))
+    assert torch.equal(distribution, policy)
+    tokens = draw(distribution, torch.rand(5, dtype=torch.float64), greedy=True)
     assert torch.equal(tokens, logits.argmax(-1))
-    torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1).max(-1).values)
 
 
 def test_draws_follow_the_distribution():
@@ -53,16 +55,15 @@ def test_draws_follow_the_distribution():
     count = 20_000
     # Evenly spread numbers instead of random ones: the counts are exact up to one.
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    tokens, logprobs = draw(probabilities.log().expand(count, 5), uniforms, greedy=False)
+    tokens = draw(probabilities.log().expand(count, 5), uniforms, greedy=False)
     counts = torch.bincount(tokens, minlength=5)
     assert counts.tolist() == pytest.approx([10_000, 0, 4_000, 6_000, 0], abs=1)
-    torch.testing.assert_close(logprobs, probabilities.log()[tokens])
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1.0 - 2**-53])
 def test_the_ends_never_draw_a_token_of_probability_zero(uniform):
     logprobs = torch.tensor([[0.0, 0.3, 0.7, 0.0]]).log()
-    tokens, _ = draw(logprobs, torch.tensor([uniform], dtype=torch.float64), greedy=False)
+    tokens = draw(logprobs, torch.tensor([uniform], dtype=torch.float64), greedy=False)
     assert tokens.tolist() == [1 if uniform == 0.0 else 2]
 
 

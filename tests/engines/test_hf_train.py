@@ -148,6 +148,9 @@ def test_metrics_of_one_step(trainer, ckpt):
         "approx_kl",
         "lr",
         "loss_tokens",
+        "logprob_gap",
+        "logprob_gap_signed",
+        "logprob_gap_max",
     }
     assert metrics["loss_tokens"] == 17
     assert metrics["lr"] == 1e-2

@@ -14,6 +14,7 @@ import pytest
 
 from fsm_trainer.core.batch import TrainSequence
 from fsm_trainer.engines.base import Rollout, RolloutRequest, SamplingParams, Snapshot, TrainResult
+from fsm_trainer.engines.logprob_gap import GapLimit
 from fsm_trainer.testing import (
     Check,
     CommandKind,
@@ -211,12 +212,12 @@ def test_a_failed_load_may_not_serve_half_loaded_weights() -> None:
 
 
 class Uncounted(FakeTrainEngine):
-    def train(self, sequences: Sequence[TrainSequence]) -> TrainResult:
+    def train(self, sequences: Sequence[TrainSequence], max_gap: GapLimit | None = None) -> TrainResult:
         return replace(super().train(sequences), train_version=1)
 
 
 class Silent(FakeTrainEngine):
-    def train(self, sequences: Sequence[TrainSequence]) -> TrainResult:
+    def train(self, sequences: Sequence[TrainSequence], max_gap: GapLimit | None = None) -> TrainResult:
         return replace(super().train(sequences), metrics={"loss": float("nan")})
 
 
