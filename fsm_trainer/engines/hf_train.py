@@ -123,7 +123,10 @@ class HFTrainEngine:
         self._optimizer.step()
         self._steps += 1
         metrics |= {"lr": lr, "loss_tokens": float(totals.tokens), "logprob_gap_max": gap.largest}
-        rates = {"logprob_gap": (gap.absolute, gap.tokens), "logprob_gap_signed": (gap.signed, gap.tokens)}
+        rates = {
+            "logprob_gap": (gap.absolute, float(gap.tokens)),
+            "logprob_gap_signed": (gap.signed, float(gap.tokens)),
+        }
         metrics |= {name: numerator / denominator for name, (numerator, denominator) in rates.items()}
         return TrainResult(True, self._steps, metrics, rates)
 
