@@ -42,10 +42,10 @@ class Frame(NamedTuple):
     end: int
 
 
-def encode_batch(batch: pa.RecordBatch, first_seq: int) -> bytes:
-    """The message of a record batch, with `first_seq`, `rows` and `crc32` in its custom metadata."""
+def encode_batch(batch: pa.RecordBatch, first_seq: int, **more: str) -> bytes:
+    """The message of a record batch, with `first_seq`, `rows`, `crc32` and what is given `more` in its metadata."""
     sink = pa.BufferOutputStream()
-    metadata = {"first_seq": str(first_seq), "rows": str(batch.num_rows), "crc32": _ZERO_CRC.decode()}
+    metadata = {"first_seq": str(first_seq), "rows": str(batch.num_rows), "crc32": _ZERO_CRC.decode(), **more}
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch, custom_metadata=metadata)
     stream = memoryview(sink.getvalue())
@@ -103,12 +103,18 @@ def good_frame_follows(buffer: pa.Buffer, start: int) -> bool:
 
 def check_frame(buffer: pa.Buffer, frame: Frame) -> None:
     """Raise FrameError unless the message's bytes are those that were written."""
-    data = bytearray(memoryview(buffer)[frame.start : frame.end])
-    found = list(_CRC.finditer(data, 0, _PREFIX.size + _PREFIX.unpack_from(data)[1]))
+    data = memoryview(buffer)[frame.start : frame.end]
+    metadata = metadata_of(buffer, frame)
+    found = list(_CRC.finditer(metadata))
     if len(found) != 1:
         raise FrameError("a record batch carries no checksum")
-    match = found[0]
-    written = match.group()
-    data[match.start() : match.end()] = _ZERO_CRC
-    if b"0x%08x" % zlib.crc32(data) != written:
+    start, end = found[0].span()
+    crc = zlib.crc32(data[end:], zlib.crc32(_ZERO_CRC, zlib.crc32(data[:start])))
+    if b"0x%08x" % crc != found[0].group():
         raise FrameError("a record batch's checksum does not match its bytes")
+
+
+def metadata_of(buffer: pa.Buffer, frame: Frame) -> bytes:
+    """A message's bytes before its body: prefix, and metadata with the custom one as plain text in it."""
+    data = memoryview(buffer)[frame.start : frame.end]
+    return bytes(data[: _PREFIX.size + _PREFIX.unpack_from(data)[1]])

@@ -43,10 +43,24 @@ METADATA: dict[str, str] = {
 }
 """Keys of the schema's metadata and what they hold."""
 
+SEGMENT_KEY = "fsm.segment"
+FIRST_SEQ_KEY = "fsm.first_seq"
+PREVIOUS_KEY = "fsm.previous_crc32"
+
+SEGMENT_METADATA: dict[str, str] = {
+    SEGMENT_KEY: "number of the file in the log, counted from 0",
+    FIRST_SEQ_KEY: "seq of the file's first row",
+    PREVIOUS_KEY: "CRC32 of the file before, from its first byte to the end of its last row",
+}
+"""Further keys of the schema's metadata in every file of a log after the first."""
+
+CONTINUED_KEY = "continued_in"
+
 BATCH_METADATA: dict[str, str] = {
     "first_seq": "seq of the record batch's first row",
     "rows": "number of rows",
     "crc32": "CRC32, as 0x and 8 hex digits, of the whole encapsulated message with these digits all zero",
+    CONTINUED_KEY: "only in a batch without rows, the last of its file: number of the file in which the log goes on",
 }
 """Keys of each record batch's custom metadata and what they hold."""
 
@@ -159,6 +173,7 @@ def describe() -> dict[str, Any]:
         ],
         "kinds": {kind.value: KINDS[kind] for kind in RecordKind},
         "schema_metadata": METADATA,
+        "segment_metadata": SEGMENT_METADATA,
         "batch_metadata": BATCH_METADATA,
     }
 

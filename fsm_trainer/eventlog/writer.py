@@ -7,8 +7,6 @@ The writer knows nothing of what the rows mean.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +17,7 @@ import pyarrow as pa
 from fsm_trainer.core.events import Record
 from fsm_trainer.eventlog.frame import END_OF_STREAM, encode_batch
 from fsm_trainer.eventlog.schema import SCHEMA, run_schema
+from fsm_trainer.eventlog.segments import SegmentWriter
 
 _TYPES = SCHEMA.types
 _datasync = getattr(os, "fdatasync", os.fsync)
@@ -53,9 +52,18 @@ class EventLogWriter:
     """
 
     def __init__(
-        self, path: str | Path, *, metadata: Mapping[str, str], max_rows: int = 256, flush_interval_s: float = 0.05
+        self,
+        path: str | Path,
+        *,
+        metadata: Mapping[str, str],
+        max_rows: int = 256,
+        flush_interval_s: float = 0.05,
+        segment_bytes: int = 0,
     ) -> None:
-        """Create the file and write the schema; `metadata` is what `schema.log_metadata` gives."""
+        """Create the file and write the schema; `metadata` is what `schema.log_metadata` gives.
+
+        Once a file has `segment_bytes` the log goes on in another (0: one file, however long).
+        """
         self.path = Path(path)
         self._max_rows = max_rows
         self._flush_interval_s = flush_interval_s
@@ -70,12 +78,7 @@ class EventLogWriter:
         """Notified when the flusher has to act."""
         self._file_lock = threading.Lock()
         """Guards the file and the order of rows in it. Taken before `_lock`, never after."""
-        self._fd = self._open()
-        try:
-            self._write(run_schema(metadata).serialize())
-        except OSError as error:
-            os.close(self._fd)
-            raise EventLogError(f"cannot write the event log {self.path}: {error}") from error
+        self._files = self._open(metadata, segment_bytes)
         self._flusher = threading.Thread(target=self._flush_old_rows, name="fsm-event-log", daemon=True)
         self._flusher.start()
 
@@ -123,11 +126,9 @@ class EventLogWriter:
             self._write_rows()
             with self._keeping_error():
                 if self._error is None:
-                    self._write(END_OF_STREAM)
-                os.fsync(self._fd)
-                if os.fstat(self._fd).st_nlink == 0:
-                    raise FileNotFoundError(errno.ENOENT, "it was deleted while the run wrote it")
-            os.close(self._fd)
+                    self._files.end()
+            with self._keeping_error():
+                self._files.close()
         self._raise_error()
 
     def __enter__(self) -> EventLogWriter:
@@ -138,17 +139,13 @@ class EventLogWriter:
         """Close."""
         self.close()
 
-    def _open(self) -> int:
+    def _open(self, metadata: Mapping[str, str], segment_bytes: int) -> SegmentWriter:
         try:
-            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            return SegmentWriter(self.path, metadata, segment_bytes)
         except FileExistsError as error:
             raise ValueError(f"{self.path} already holds an event log; choose another output directory") from error
         except OSError as error:
             raise EventLogError(f"cannot create the event log {self.path}: {error}") from error
-        # Tells a reader that the run is still going; a file system without locks only loses that.
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return fd
 
     def _flush_old_rows(self) -> None:
         """The flusher thread: write the rows once a batch is full or its oldest row is old enough."""
@@ -163,10 +160,12 @@ class EventLogWriter:
                 sync, self._sync_wanted = self._sync_wanted, False
             with self._file_lock:
                 self._write_rows()
+                # Another thread closes the file once it is full; what is before it is synced by then.
+                fd = os.dup(self._files.fd) if sync else -1
             if sync:
                 # Without the file lock, or the loop thread would wait for the storage after all.
-                with self._keeping_error():
-                    _datasync(self._fd)
+                with self._keeping_error(), _closing(fd):
+                    _datasync(fd)
 
     def _is_due(self) -> bool:
         return self._closed or self._sync_wanted or len(self._rows) >= self._max_rows
@@ -178,12 +177,7 @@ class EventLogWriter:
             chunk = rows[start : start + self._max_rows]
             with self._keeping_error():
                 if self._error is None:
-                    self._write(encode_batch(to_batch(chunk), chunk[0].seq))
-
-    def _write(self, data: bytes | pa.Buffer) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
+                    self._files.write(encode_batch(to_batch(chunk), chunk[0].seq), chunk[0].seq)
 
     @contextlib.contextmanager
     def _keeping_error(self) -> Iterator[None]:
@@ -202,3 +196,11 @@ class EventLogWriter:
     def _refuse(self) -> None:
         self._raise_error()
         raise EventLogError(f"the event log {self.path} is closed")
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(fd)
