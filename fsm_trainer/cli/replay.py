@@ -11,11 +11,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from fsm_trainer.cli import replay_diagram, replay_diff, replay_events, replay_samples, replay_summary
+from fsm_trainer.cli import (
+    replay_diagram,
+    replay_diff,
+    replay_events,
+    replay_samples,
+    replay_summary,
+    replay_timeline,
+    replay_whatif,
+)
 from fsm_trainer.cli.replay_args import INTERRUPTED, OK, USAGE
 from fsm_trainer.cli.streams import open_closed_streams
 
-COMMANDS = (replay_summary, replay_events, replay_samples, replay_diff, replay_diagram)
+COMMANDS = (replay_summary, replay_events, replay_samples, replay_timeline, replay_diff, replay_diagram, replay_whatif)
 """In the order of `--help`."""
 
 

@@ -43,6 +43,9 @@ class Durations:
     """From the end of the operation to the moment the loop takes its completion."""
     tokens: Amount = 64
     """Tokens of a generated batch."""
+    serial_engines: bool = False
+    """Each engine generates one batch at a time, so that workers who share it wait for each other; otherwise they do
+    not even slow each other down."""
 
     @classmethod
     def of(

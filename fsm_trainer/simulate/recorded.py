@@ -1,50 +1,42 @@
-"""Durations of a recorded run: what each of its operations took, and its hand-over either way.
+"""What a recorded run says about time: what each of its operations took, and its hand-over either way.
 
-Simulating the recorded configuration with them gives the recorded run again, moment for moment; another configuration
-gives what that run would have been with it. Operations that the run never had take what others of their kind took.
+Simulating the recorded configuration with that gives the recorded run again, moment for moment; another configuration
+gives what that run would have been with it. `measured.py` says what operations take that the run never had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Command, CommandKind, InputKind, Record, RecordKind
-from fsm_trainer.engines.fake_behaviour import Effect, Fault
+from fsm_trainer.engines.fake_behaviour import Amount, Effect, Fault
 from fsm_trainer.runtime.lanes import lane_of
-from fsm_trainer.simulate.durations import Amount, Durations
+from fsm_trainer.simulate.durations import Durations
+from fsm_trainer.simulate.measured import Measured, Thinned, key_of, spread
+from fsm_trainer.simulate.timing import Timing, measure_timing
+from fsm_trainer.simulate.world import engine_lane_of
 
 _NS = 1_000_000_000
+_EFFECTS = {"degenerate": Effect.DEGENERATE, "no_step": Effect.NO_STEP}
+_OF_BATCHES = frozenset({CommandKind.LOAD_PROMPTS, CommandKind.GENERATE, CommandKind.REWARD, CommandKind.TRAIN})
+_OF_VERSIONS = frozenset({CommandKind.EXPORT, CommandKind.LOAD_WEIGHTS, CommandKind.SAVE})
+_NEEDED = ("input", "command", "version", "run_end")
+"""Kinds of rows that durations and moments are read from, besides the transitions of the run itself."""
 
 
 class _Operation(NamedTuple):
     """One completed operation of the log."""
 
     command: Command
-    key: int
     duration_s: float
     before_s: float
     after_s: float
     tokens: int
     reason: str | None
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Seconds by what an operation is about; where nothing was measured, the others of its kind in turn."""
-
-    by_key: dict[tuple[int, int | None], float]
-
-    def __call__(self, command: Command) -> float:
-        """The amount for one command."""
-        key = _key(command)
-        found = self.by_key.get((key, command.engine))
-        if found is None:
-            values = [value for (other, _), value in self.by_key.items() if other == key] or [*self.by_key.values()]
-            found = values[key % len(values)]
-        return found
 
 
 @dataclass(frozen=True)
@@ -58,39 +50,74 @@ class Recorded:
     """Size of the prompt source, if the run came to its end."""
     steps: int
     """Optimiser steps the run took."""
+    timing: Timing
+    batch_ids: int
+    """Batches the run generated."""
+    config: SchedulerConfig | None = None
+    """The scheduler's configuration, where a log's file tells it."""
+
+    def thinned(self, steps: int) -> Recorded:
+        """The same run in fewer steps, taken from all of it: ten stretches from its first to its last."""
+        if steps >= self.steps:
+            return self
+        batches = spread(self.batch_ids, round(steps * self.batch_ids / self.steps))
+        versions = spread(self.steps, steps)
+        place = {batch: i for i, batch in enumerate(batches)}
+        faults = [replace(f, batch_id=place[f.batch_id]) for f in self.faults if f.batch_id in place]
+        return replace(
+            self, durations=_thinned(self.durations, batches, versions), faults=tuple(faults), batches=None, steps=steps
+        )
 
 
 def recorded(run: str | Path | Iterable[Record]) -> Recorded:
     """Durations from a run directory, a log file or records. ValueError if there is no log, or nothing in it."""
-    if isinstance(run, (str, Path)):
-        # pyarrow takes a while to import, and durations by hand do not need it.
-        from fsm_trainer.eventlog.reader import read_log, records
+    if not isinstance(run, (str, Path)):
+        return _recorded(list(run), "the log")
+    # pyarrow takes a while to import, and durations by hand do not need it.
+    import pyarrow.compute as pc
 
-        rows = list(records(read_log(run).table))
-    else:
-        rows = list(run)
-    operations = _operations(rows)
-    if not any(op.command.kind is CommandKind.GENERATE for op in operations):
-        raise ValueError(
-            f"{run if isinstance(run, (str, Path)) else 'the log'} holds no finished rollout to learn from"
-        )
+    from fsm_trainer.eventlog.reader import read_log, records
+
+    log = read_log(run)
+    needed = pc.field("kind").isin(_NEEDED) | (pc.field("machine") == "run")
+    # The first row is the run's beginning, and its kind is `input`.
+    rows = list(records(log.table.filter(needed)))
+    # Hosts take one call after the other; a simulated log, or one of fake operations, has no hosts.
+    serial = log.run_config.get("rollout_engine") in _SERIAL_ENGINES
+    config = SchedulerConfig.from_dict(log.scheduler_config)
+    return replace(_recorded(rows, str(run), serial_engines=serial), config=config)
+
+
+_SERIAL_ENGINES = ("hf", "fake")
+"""Rollout engines that generate one batch after the other, as their host hands it to them."""
+
+
+def _recorded(rows: list[Record], source: str, *, serial_engines: bool = False) -> Recorded:
+    operations = _operations(rows, engine_lane_of if serial_engines else lane_of)
+    generated = [op for op in operations if op.command.kind is CommandKind.GENERATE]
+    if not generated:
+        raise ValueError(f"{source} holds no finished rollout to learn from")
     ends = [r for r in rows if r.kind is RecordKind.INPUT and r.trigger == InputKind.EXHAUSTED.value]
     loads = {r.seq: r.batch_id for r in rows if r.kind is RecordKind.COMMAND}
     missing = [batch for r in ends if r.cause_seq is not None and (batch := loads[r.cause_seq]) is not None]
+    timing = measure_timing(rows)
     return Recorded(
         durations=Durations(
-            _amounts(operations, "duration_s"),
-            before=_amounts(operations, "before_s"),
-            after=_amounts(operations, "after_s"),
-            tokens=_tokens(operations),
+            _amounts(operations, lambda op: op.duration_s),
+            before=_amounts(operations, lambda op: op.before_s),
+            after=_amounts(operations, lambda op: op.after_s),
+            tokens=_amounts(generated, lambda op: op.tokens)[CommandKind.GENERATE],
+            serial_engines=serial_engines,
         ),
         faults=tuple(_without_step(operations)),
         batches=min(missing, default=None),
-        steps=sum(r.kind is RecordKind.VERSION and r.trigger == "step" for r in rows),
+        steps=len(timing.steps_s),
+        timing=timing,
+        batch_ids=1 + max(key_of(op.command) for op in generated),
     )
 
 
-def _operations(rows: list[Record]) -> list[_Operation]:
+def _operations(rows: list[Record], lane: Callable[[Command], str]) -> list[_Operation]:
     """Every operation that succeeded, in the order of completion."""
     issued: dict[int, Record] = {}
     free_ns: dict[str, int] = {}
@@ -99,23 +126,23 @@ def _operations(rows: list[Record]) -> list[_Operation]:
         if row.kind is RecordKind.COMMAND:
             issued[row.seq] = row
         elif row.kind is RecordKind.INPUT and row.cause_seq in issued and row.finished_ns is not None:
-            operation = _operation(issued.pop(row.cause_seq), row, free_ns)
+            operation = _operation(issued.pop(row.cause_seq), row, free_ns, lane)
             if row.trigger != InputKind.FAILED.value:
                 found.append(operation)
     return found
 
 
-def _operation(issued: Record, done: Record, free_ns: dict[str, int]) -> _Operation:
+def _operation(issued: Record, done: Record, free_ns: dict[str, int], lane: Callable[[Command], str]) -> _Operation:
     assert done.started_ns is not None and done.finished_ns is not None
     command = _command(issued)
-    lane = lane_of(command)
-    ready_ns = max(issued.t_ns, free_ns.get(lane, 0))
-    free_ns[lane] = max(free_ns.get(lane, 0), done.finished_ns)
+    free = free_ns.get(lane(command), 0)
+    free_ns[lane(command)] = max(free, done.finished_ns)
+    # A call to an engine that another worker's call keeps busy has begun, but does nothing yet.
+    began_ns = max(done.started_ns, free)
     return _Operation(
         command=command,
-        key=_key(command),
-        duration_s=(done.finished_ns - done.started_ns) / _NS,
-        before_s=max(0, done.started_ns - ready_ns) / _NS,
+        duration_s=max(0, done.finished_ns - began_ns) / _NS,
+        before_s=max(0, began_ns - max(issued.t_ns, free)) / _NS,
         after_s=max(0, done.t_ns - done.finished_ns) / _NS,
         tokens=done.tokens or 0,
         reason=done.reason,
@@ -128,28 +155,35 @@ def _command(row: Record) -> Command:
     return Command(row.seq, CommandKind(row.trigger), worker, row.engine, row.batch_id, row.train_version)
 
 
-def _key(command: Command) -> int:
-    about = (command.batch_id, command.version, command.engine)
-    return next((key for key in about if key is not None), 0)
-
-
-def _amounts(operations: list[_Operation], column: str) -> dict[CommandKind, Amount]:
+def _amounts(operations: list[_Operation], column: Callable[[_Operation], float]) -> dict[CommandKind, Amount]:
     found: dict[CommandKind, dict[tuple[int, int | None], float]] = {}
     for operation in operations:
         by_key = found.setdefault(operation.command.kind, {})
-        by_key[operation.key, operation.command.engine] = getattr(operation, column)
+        by_key[key_of(operation.command), operation.command.engine] = column(operation)
     return {kind: Measured(by_key) for kind, by_key in found.items()}
 
 
-def _tokens(operations: list[_Operation]) -> Amount:
-    generated = [op for op in operations if op.command.kind is CommandKind.GENERATE]
-    return Measured({(op.key, op.command.engine): float(op.tokens) for op in generated})
-
-
 def _without_step(operations: list[_Operation]) -> list[Fault]:
-    effects = {"degenerate": Effect.DEGENERATE, "no_step": Effect.NO_STEP}
     return [
-        Fault(op.command.kind, effects[op.reason], batch_id=op.command.batch_id)
+        Fault(op.command.kind, _EFFECTS[op.reason], batch_id=op.command.batch_id)
         for op in operations
-        if op.reason in effects
+        if op.reason in _EFFECTS
     ]
+
+
+def _thinned(durations: Durations, batches: Sequence[int], versions: Sequence[int]) -> Durations:
+    def thin(amounts: dict[CommandKind, Amount]) -> dict[CommandKind, Amount]:
+        found = {}
+        for kind, amount in amounts.items():
+            picks = batches if kind in _OF_BATCHES else versions if kind in _OF_VERSIONS else None
+            found[kind] = amount if picks is None or not isinstance(amount, Measured) else Thinned(amount, picks)
+        return found
+
+    tokens = durations.tokens
+    return replace(
+        durations,
+        operations=thin(dict(durations.operations)),
+        before=thin(dict(durations.before)),
+        after=thin(dict(durations.after)),
+        tokens=Thinned(tokens, batches) if isinstance(tokens, Measured) else tokens,
+    )

@@ -172,7 +172,13 @@ def _run(
     clock, sink = VirtualClock(), MemorySink(fail_at=plan.log_fails_at)
     behaviour = FakeBehaviour(durations.operations, durations.tokens, plan.operations, batches, seed)
     world = VirtualWorld(
-        behaviour, clock, plan=plan, before=durations.before, after=durations.after, max_inputs=max_inputs
+        behaviour,
+        clock,
+        plan=plan,
+        before=durations.before,
+        after=durations.after,
+        max_inputs=max_inputs,
+        serial_engines=durations.serial_engines,
     )
     loop = EventLoop(scheduler, sink, world, world.dispatch, clock)
     outcome = loop.run()

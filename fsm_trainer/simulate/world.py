@@ -20,6 +20,11 @@ from fsm_trainer.simulate.durations import Amount
 from fsm_trainer.simulate.faults import NO_FAULTS, OTHER_KIND, Delivery, Disturbance, FaultPlan
 
 
+def engine_lane_of(command: Command) -> str:
+    """The lanes of a run whose engines generate one batch at a time: workers who share one wait for each other."""
+    return f"generate-{command.engine}" if command.kind is CommandKind.GENERATE else lane_of(command)
+
+
 class Starved(RuntimeError):  # noqa: N818
     """The run waits for ever: nothing is in flight and no deadline is armed, or events come without end."""
 
@@ -56,8 +61,11 @@ class VirtualWorld:
         before: Mapping[CommandKind, Amount] | None = None,
         after: Mapping[CommandKind, Amount] | None = None,
         max_inputs: int = 1_000_000,
+        serial_engines: bool = False,
     ) -> None:
-        """`before` and `after` are hand-over times (`Durations`); `max_inputs` ends a run that makes no end."""
+        """`before` and `after` are hand-over times (`Durations`); `max_inputs` ends a run that makes no end; with
+        `serial_engines` each engine generates one batch at a time.
+        """
         self.notices: list[Command] = []
         self.inputs = 0
         """Inputs given so far, BEGIN included."""
@@ -65,6 +73,7 @@ class VirtualWorld:
         self._before = FakeBehaviour(before, seed=behaviour.seed) if before else None
         self._after = FakeBehaviour(after or {}, seed=behaviour.seed + 1) if after else None
         self._clock = clock
+        self._lane_of = engine_lane_of if serial_engines else lane_of
         self._max_inputs = max_inputs
         self._heap: list[tuple[int, int, Input | _End]] = []
         self._pushed = 0
@@ -114,7 +123,7 @@ class VirtualWorld:
         if command.kind in NOTICES:
             self._notice(command)
             return
-        lane = self._lanes.setdefault(lane_of(command), deque())
+        lane = self._lanes.setdefault(self._lane_of(command), deque())
         lane.append((command, self._clock.now_ns()))
         if len(lane) == 1:
             self._start(command)
@@ -168,7 +177,7 @@ class VirtualWorld:
         """Free the lane of an operation that ends; its completion, if that arrives without delay."""
         running, command, now = end.running, end.running.command, self._clock.now_ns()
         del self._running[command.op]
-        lane = self._lanes[lane_of(command)]
+        lane = self._lanes[self._lane_of(command)]
         _, posted_ns = lane.popleft()
         if lane:
             self._start(lane[0][0])
