@@ -24,6 +24,18 @@ def group_advantages(
     return tuple(_one_group(group, index, normalize_std, eps) for index, group in enumerate(rewards))
 
 
+def mean_centred_advantages(rewards: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    """`reward - mean` within each prompt group: Dr. GRPO (Liu et al. 2025), which does not divide by the spread.
+
+    Dividing gives groups that are nearly all right or all wrong a larger weight. Raises as `group_advantages` does.
+    """
+    return group_advantages(rewards, normalize_std=False)
+
+
+ADVANTAGES: dict[str, AdvantageFn] = {"group": group_advantages, "none": mean_centred_advantages}
+"""Choice of `--advantage-std` -> advantage function."""
+
+
 def _one_group(group: Sequence[float], index: int, normalize_std: bool, eps: float) -> tuple[float, ...]:
     for position, reward in enumerate(group):
         if not math.isfinite(reward):

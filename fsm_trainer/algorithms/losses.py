@@ -1,37 +1,44 @@
-"""The policy losses on one micro-batch: GRPO (token ratio) and GSPO (sequence ratio), each with an entropy bonus.
+"""The training loss of one micro-batch: any `Objective`, computed on tensors.
 
-The importance ratio is taken to the logprobs that the ROLLOUT recorded, so off-policy data is corrected, and it
-is 1 on a fresh batch only. A loss is a sum over the micro-batch divided by a count over the whole optimiser batch, so
-adding the gradients of the micro-batches gives the gradient of the batch however it is cut. Knows tensors
-only: no models, no engines, no optimiser.
+A loss is a sum over the micro-batch divided by a count over the whole optimiser batch, so adding the gradients of the
+micro-batches gives the gradient of the batch however it is cut. Knows no models, no engines, no optimiser.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 80.0
-"""Above it, exp overflows float32; no ratio that far from 1 means anything but that something is wrong."""
+from fsm_trainer.algorithms.corrections import MAX_LOG_RATIO, correction_weights, sequence_mean
+from fsm_trainer.algorithms.objective import KLEstimator, Objective
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """One micro-batch. Per-token tensors are [rows, completion tokens], right-padded; padding has mask 0."""
+    """One micro-batch. Per-token tensors are [rows, width], right-padded; padding has mask 0 and may hold anything.
+
+    Logprobs are natural logarithms at the sampling temperature, of the tokens that were taken.
+    """
 
     logprobs: Tensor
-    """Of the taken tokens under the current policy, at the sampling temperature; carries the gradient."""
+    """Under the current policy; carries the gradient."""
     rollout_logprobs: Tensor
-    """The same under the policy that generated them, as recorded."""
+    """Under the policy that generated the tokens, as the rollout recorded them."""
     mask: Tensor
-    """1 where a token takes part in the loss."""
+    """1 where a token takes part in the loss; of the logprobs' dtype."""
     advantages: Tensor
     """[rows]."""
     entropy: Tensor
     """Of the current policy at each token; needs a gradient only if it has a coefficient."""
+    reference_logprobs: Tensor | None = None
+    """Under the reference policy; needed where `Objective.needs_reference`."""
+    proximal_logprobs: Tensor | None = None
+    """Under the trained weights at the start of the step, used where `Objective.needs_proximal`. None: `logprobs`
+    without gradient, which is the same where a batch is one optimiser step."""
 
 
 @dataclass(frozen=True)
@@ -39,112 +46,196 @@ class Normalizers:
     """Counts over the whole optimiser batch, all micro-batches together."""
 
     tokens: int
-    """Tokens in the loss."""
+    """Tokens in the loss; at least 1."""
     sequences: int
     """Sequences with at least one of them; an empty completion does not count."""
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What a loss gives for one micro-batch."""
+    """What a loss gives for one micro-batch. All tensors but `loss` are detached scalars."""
 
     loss: Tensor
-    """Its share of the batch's loss: shares add up."""
-    metrics: dict[str, tuple[Tensor, float]]
+    """Its share of the batch's loss, with gradient: shares add up."""
+    metrics: dict[str, tuple[Tensor, float]] = field(default_factory=dict)
     """Numerator (this micro-batch) and denominator (the whole batch): numerators add up."""
-    ratio_max: Tensor
+    minima: dict[str, Tensor] = field(default_factory=dict)
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+    weight_sums: Tensor | None = None
+    """[2], float64: sum and sum of squares of the importance weights, for the effective sample size."""
+    weight_count: int = 0
+    """How many weights the whole batch has."""
 
 
 class LossFn(Protocol):
-    """A loss as the registry holds it."""
+    """A loss as the registry holds it; `policy_loss` unless an algorithm brings its own."""
 
-    def __call__(
-        self,
-        inputs: LossInputs,
-        normalizers: Normalizers,
-        *,
-        clip_low: float,
-        clip_high: float,
-        entropy_coef: float = 0.0,
-    ) -> LossOutput:
+    def __call__(self, inputs: LossInputs, normalizers: Normalizers, objective: Objective) -> LossOutput:
         """Compute one micro-batch's share of the loss and of the metrics."""
 
 
 @dataclass(frozen=True)
-class _PolicyTerm:
-    """The policy's part of a loss, and the ratio it was about: one per token (GRPO) or per sequence (GSPO)."""
+class LossReport:
+    """The metrics of a whole optimiser batch."""
+
+    rates: dict[str, tuple[float, float]]
+    """Numerator and denominator; the metric is their quotient."""
+    values: dict[str, float]
+    """What is no quotient: least and largest values."""
+
+    def as_floats(self) -> dict[str, float]:
+        """Every metric as one number."""
+        return {**{name: top / bottom for name, (top, bottom) in self.rates.items()}, **self.values}
+
+
+@dataclass(frozen=True)
+class _Units:
+    """Numbers of which each token or each sequence has one."""
+
+    values: Tensor
+    counted: Tensor
+    """Where there is one, as a boolean of the same shape."""
+    total: int
+    """How many there are in the whole batch."""
+
+    def only(self, fill: float) -> Tensor:
+        """The values, `fill` where there is none."""
+        return torch.where(self.counted, self.values, fill)
+
+
+@dataclass(frozen=True)
+class _Surrogate:
+    """The policy's part before weights and aggregation; [rows, width], or [rows, 1] for the sequence ratio."""
 
     loss: Tensor
-    ratio: Tensor
-    clipped: Tensor
-    weight: Tensor
-    """1 where a ratio counts."""
-    units: int
-    """How many ratios count in the whole batch."""
+    clipped_low: Tensor
+    clipped_high: Tensor
 
 
-def grpo_loss(
-    inputs: LossInputs, normalizers: Normalizers, *, clip_low: float, clip_high: float, entropy_coef: float = 0.0
-) -> LossOutput:
-    """Clipped surrogate on each token's ratio, averaged over all tokens of the batch (Shao et al. 2024, eq. 3).
+def policy_loss(inputs: LossInputs, normalizers: Normalizers, objective: Objective) -> LossOutput:
+    """One micro-batch's share of `aggregate(w * surrogate + kl_coef * KL) - entropy_coef * mean entropy`.
 
-    The token mean over the batch replaces the paper's mean of sequence means, which favours short
-    completions. There is no KL term to a reference model.
+    Without a correction, w = 1 and the surrogate's ratio is current / rollout. With one, the ratio is
+    current / proximal and w corrects proximal / rollout (`corrections.correction_weights`). docs/algorithms.md has
+    every formula with its source. AssertionError when the objective needs reference logprobs and there are none.
     """
-    log_ratio = _masked_log_ratio(inputs)
-    ratio = log_ratio.exp()
-    surrogate, clipped = _clipped_surrogate(ratio, inputs.advantages.unsqueeze(-1), clip_low, clip_high)
-    loss = -(surrogate * inputs.mask).sum() / normalizers.tokens
-    term = _PolicyTerm(loss, ratio, clipped, inputs.mask, normalizers.tokens)
-    return _output(term, log_ratio, inputs, normalizers, entropy_coef)
+    present = inputs.mask > 0
+    log_ratio = _log_ratio(inputs.logprobs, inputs.rollout_logprobs, present)
+    if objective.needs_proximal:
+        proximal = inputs.logprobs if inputs.proximal_logprobs is None else inputs.proximal_logprobs
+        correction = correction_weights(
+            _log_ratio(proximal.detach(), inputs.rollout_logprobs, present), inputs.mask, objective
+        )
+        surrogate = _surrogate(_log_ratio(inputs.logprobs, proximal.detach(), present), inputs, objective)
+    else:
+        correction = correction_weights(torch.zeros_like(log_ratio), inputs.mask, objective)
+        surrogate = _surrogate(log_ratio, inputs, objective)
+    token_loss = correction.weights * surrogate.loss
+    metrics: dict[str, tuple[Tensor, float]] = {}
+    tokens = float(normalizers.tokens)
+    if objective.needs_reference:
+        assert inputs.reference_logprobs is not None, "the objective has a KL term but no reference logprobs are given"
+        kl = kl_estimate(_log_ratio(inputs.logprobs, inputs.reference_logprobs, present), objective.kl_estimator)
+        token_loss = token_loss + objective.kl_coef * kl
+        metrics["kl"] = (kl.detach().sum(), tokens)
+    loss = _aggregate(torch.where(present, token_loss, 0.0), inputs.mask, normalizers, objective)
+    entropy = torch.where(present, inputs.entropy, 0.0).sum()
+    if objective.entropy_coef:
+        loss = loss - objective.entropy_coef * entropy / tokens
+    metrics |= {"loss": (loss.detach(), 1.0), "entropy": (entropy.detach(), tokens)}
+    if objective.correction != "none":
+        name = "truncated_fraction" if objective.correction.endswith("truncate") else "masked_fraction"
+        metrics[name] = ((correction.changed & present).sum(), tokens)
+    with torch.no_grad():
+        # k3 of KL(rollout || current), whose samples these are: never negative, low variance.
+        metrics["approx_kl"] = ((torch.expm1(log_ratio) - log_ratio).sum(), tokens)
+        ratio = _ratio_units(log_ratio, inputs.mask, normalizers, objective)
+    weights = ratio if objective.correction == "none" else _Units(correction.weights, present, normalizers.tokens)
+    return _output(loss, metrics, ratio, weights, surrogate)
 
 
-def gspo_loss(
-    inputs: LossInputs, normalizers: Normalizers, *, clip_low: float, clip_high: float, entropy_coef: float = 0.0
-) -> LossOutput:
-    """Clipped surrogate on each sequence's length-normalised ratio, sequence mean (Zheng et al. 2025, eq. 5-7).
+def kl_estimate(log_ratio: Tensor, estimator: KLEstimator) -> Tensor:
+    """Per-token estimate of KL(current || reference) from log(current / reference) of tokens drawn from current.
 
-    The ratio is the geometric mean of the token ratios, so its clipping range is far smaller than GRPO's. The
-    mean is over sequences that have a token in the loss.
+    Schulman 2020, "Approximating KL divergence": k1 = log r, k2 = (log r)^2 / 2, k3 = 1/r - 1 + log r with
+    r = current / reference. k3 is GRPO's (Shao et al. 2024, eq. 4). k1 as a loss has no gradient in expectation.
     """
-    log_ratio = _masked_log_ratio(inputs)
-    lengths = inputs.mask.sum(dim=-1)
-    present = (lengths > 0).to(log_ratio.dtype)
-    ratio = (log_ratio.sum(dim=-1) / lengths.clamp(min=1)).exp()
-    surrogate, clipped = _clipped_surrogate(ratio, inputs.advantages, clip_low, clip_high)
-    loss = -(surrogate * present).sum() / normalizers.sequences
-    term = _PolicyTerm(loss, ratio, clipped, present, normalizers.sequences)
-    return _output(term, log_ratio, inputs, normalizers, entropy_coef)
+    if estimator == "k1":
+        return log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio.square()
+    return torch.expm1((-log_ratio).clamp(max=MAX_LOG_RATIO)) + log_ratio
 
 
-def _masked_log_ratio(inputs: LossInputs) -> Tensor:
+def merge(outputs: Sequence[LossOutput]) -> LossReport:
+    """The batch's metrics from those of its micro-batches; needs at least one."""
+    first = outputs[0]
+    rates = {
+        name: (float(torch.stack([output.metrics[name][0] for output in outputs]).sum()), denominator)
+        for name, (_, denominator) in first.metrics.items()
+    }
+    sums = [output.weight_sums for output in outputs if output.weight_sums is not None]
+    if sums:
+        total, squares = torch.stack(sums).sum(dim=0).tolist()
+        rates["effective_sample_size"] = (total**2 / squares if squares else 0.0, float(first.weight_count))
+    values = {name: float(torch.stack([output.minima[name] for output in outputs]).min()) for name in first.minima}
+    values |= {name: float(torch.stack([output.maxima[name] for output in outputs]).max()) for name in first.maxima}
+    return LossReport(rates, values)
+
+
+def _log_ratio(logprobs: Tensor, other: Tensor, present: Tensor) -> Tensor:
     # Selected, not multiplied: padding may hold anything, and 0 times infinity is not 0. Bounded for the same reason:
     # an infinite ratio would make a loss that is not a number of a token without advantage.
-    return torch.where(inputs.mask > 0, inputs.logprobs - inputs.rollout_logprobs, 0.0).clamp(max=MAX_LOG_RATIO)
+    return torch.where(present, logprobs - other, 0.0).clamp(max=MAX_LOG_RATIO)
 
 
-def _clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Return the surrogate and where its clipping took the gradient away."""
-    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1.0 - low, 1.0 + high) * advantages)
-    clipped = ((ratio > 1.0 + high) & (advantages > 0)) | ((ratio < 1.0 - low) & (advantages < 0))
-    return surrogate, clipped
+def _surrogate(log_ratio: Tensor, inputs: LossInputs, objective: Objective) -> _Surrogate:
+    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7) or CISPO's (MiniMax-M1 2025, eq. 4 and 5), negated."""
+    if objective.ratio_level == "sequence":
+        log_ratio = sequence_mean(log_ratio, inputs.mask)
+    ratio, advantages = log_ratio.exp(), inputs.advantages.unsqueeze(-1)
+    low, high = 1.0 - objective.clip_low, 1.0 + objective.clip_high
+    below, above = ratio < low, ratio > high
+    if objective.surrogate == "cispo":
+        loss = -ratio.clamp(low, high).detach() * advantages * inputs.logprobs
+        return _Surrogate(loss, below, above)
+    loss = -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+    return _Surrogate(loss, below & (advantages < 0), above & (advantages > 0))
 
 
+def _ratio_units(log_ratio: Tensor, mask: Tensor, normalizers: Normalizers, objective: Objective) -> _Units:
+    """The ratio current / rollout at the objective's level."""
+    if objective.ratio_level == "token":
+        return _Units(log_ratio.exp(), mask > 0, normalizers.tokens)
+    counted = (mask > 0).any(dim=-1, keepdim=True)
+    return _Units(sequence_mean(log_ratio, mask).exp(), counted, normalizers.sequences)
+
+
+def _aggregate(token_loss: Tensor, mask: Tensor, normalizers: Normalizers, objective: Objective) -> Tensor:
+    """From the tokens' losses, 0 outside the mask, to the micro-batch's share of the batch's loss."""
+    if objective.aggregation == "token-mean":
+        return token_loss.sum() / normalizers.tokens
+    if objective.aggregation == "sequence-mean":
+        return sequence_mean(token_loss, mask).sum() / normalizers.sequences
+    assert objective.constant_length is not None
+    return token_loss.sum() / (normalizers.sequences * objective.constant_length)
+
+
+@torch.no_grad()
 def _output(
-    term: _PolicyTerm, log_ratio: Tensor, inputs: LossInputs, normalizers: Normalizers, entropy_coef: float
+    loss: Tensor, metrics: dict[str, tuple[Tensor, float]], ratio: _Units, weights: _Units, surrogate: _Surrogate
 ) -> LossOutput:
-    """Add the entropy bonus and the metrics."""
-    tokens, units = float(normalizers.tokens), float(term.units)
-    entropy = torch.where(inputs.mask > 0, inputs.entropy, 0.0).sum()
-    loss = term.loss - entropy_coef * entropy / tokens if entropy_coef else term.loss
-    with torch.no_grad():
-        # Schulman's estimator k3 of KL(rollout || current): never negative, low variance.
-        kl = torch.where(inputs.mask > 0, log_ratio.exp() - 1.0 - log_ratio, 0.0).sum()
-        metrics = {
-            "ratio_mean": ((term.ratio * term.weight).sum(), units),
-            "clip_fraction": ((term.clipped * term.weight).sum(), units),
-            "entropy": (entropy.detach(), tokens),
-            "approx_kl": (kl, tokens),
-        }
-        ratio_max = torch.where(term.weight > 0, term.ratio, 0.0).max()
-    return LossOutput(loss=loss, metrics=metrics, ratio_max=ratio_max)
+    """Add what is measured on the ratio current / rollout, of tokens or of sequences as the objective has it."""
+    units = float(ratio.total)
+    metrics["ratio_mean"] = (ratio.only(0.0).sum(), units)
+    metrics["clip_fraction_low"] = ((surrogate.clipped_low & ratio.counted).sum(), units)
+    metrics["clip_fraction_high"] = ((surrogate.clipped_high & ratio.counted).sum(), units)
+    used = weights.only(0.0).double()
+    return LossOutput(
+        loss=loss,
+        metrics=metrics,
+        minima={"ratio_min": ratio.only(torch.inf).min()},
+        maxima={"ratio_max": ratio.only(-torch.inf).max()},
+        weight_sums=torch.stack([used.sum(), used.square().sum()]),
+        weight_count=weights.total,
+    )

@@ -1,36 +1,46 @@
-"""The algorithms by name: which advantage and which loss each one uses, and whether its loop is asynchronous.
+"""The algorithms by name: each a preset of the objective's pieces and of the advantage, in a synchronous or async loop.
 
-An asynchronous algorithm is the same advantage and the same loss in another loop, so its spec refers to the very same
-objects. Knows nothing of engines or loops, and needs no torch: a loss may be a "module:function" path that is imported
-when it is first asked for.
+An asynchronous algorithm is the same preset in another loop. Knows nothing of engines or loops, and needs no torch:
+only an algorithm that brings a loss of its own may name it as a "module:function" path, imported when first asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fsm_trainer.algorithms.advantages import AdvantageFn, group_advantages
+from fsm_trainer.algorithms.advantages import AdvantageFn, group_advantages, mean_centred_advantages
+from fsm_trainer.algorithms.objective import Aggregation, Correction, Objective, RatioLevel, Surrogate
 
 if TYPE_CHECKING:
     from fsm_trainer.algorithms.losses import LossFn
 
-GRPO_LOSS = "fsm_trainer.algorithms.losses:grpo_loss"
-GSPO_LOSS = "fsm_trainer.algorithms.losses:gspo_loss"
+POLICY_LOSS = "fsm_trainer.algorithms.losses:policy_loss"
+DEFAULT_ASYNC_CORRECTION: Correction = "none"
+"""What the asynchronous algorithms do about stale batches unless told otherwise."""
 
 
 @dataclass(frozen=True)
 class AlgorithmSpec:
-    """One algorithm. Two specs with the same `loss` and `advantage` learn the same from the same batch."""
+    """One algorithm: defaults, each of which has a flag of its own. Equal pieces learn the same from the same batch."""
 
     name: str
-    loss: str | Callable[..., object]
+    advantage: AdvantageFn = group_advantages
+    ratio_level: RatioLevel = "token"
+    surrogate: Surrogate = "clip"
+    clip_low: float = 0.2
+    clip_high: float | None = None
+    """None: the same as `clip_low`, also where that is given by a flag."""
+    aggregation: Aggregation = "token-mean"
+    correction: Correction = "none"
+    dynamic_sampling: bool = False
+    """Groups without spread make room for spare ones."""
+    overlong_shaping: bool = False
+    """Completions are punished for coming close to the longest allowed."""
+    loss: str | Callable[..., object] = POLICY_LOSS
     """The loss (see `losses.LossFn`), or where it is, as "module:function"."""
-    advantage: AdvantageFn
-    clip_eps: float
-    """Default clipping range of the loss's ratio."""
     asynchronous: bool = False
     experimental: bool = False
     description: str = ""
@@ -43,12 +53,23 @@ class AlgorithmSpec:
         loss: LossFn = getattr(import_module(module), function)
         return loss
 
+    def objective(self, *, max_new_tokens: int, **given: Any) -> Objective:
+        """The preset's objective with the fields that are `given` (not None) instead of its own.
+
+        `max_new_tokens` is the length of the constant aggregation. ValueError as from `Objective`.
+        """
+        given = {name: value for name, value in given.items() if value is not None}
+        preset = {name: getattr(self, name) for name in ("ratio_level", "surrogate", "aggregation", "correction")}
+        preset["clip_low"] = given.get("clip_low", self.clip_low)
+        preset["clip_high"] = preset["clip_low"] if self.clip_high is None else self.clip_high
+        return Objective(**{**preset, "constant_length": max_new_tokens, **given})
+
 
 _SPECS: dict[str, AlgorithmSpec] = {}
 
 
 def register_algorithm(spec: AlgorithmSpec) -> AlgorithmSpec:
-    """Add an algorithm. Raises ValueError when its name is empty or taken."""
+    """Add an algorithm; `--algo` takes its name from then on. Raises ValueError when the name is empty or taken."""
     if not spec.name:
         raise ValueError("an algorithm's name is empty, expected a word such as 'grpo'")
     if spec.name in _SPECS:
@@ -65,37 +86,53 @@ def get_algorithm(name: str) -> AlgorithmSpec:
 
 
 def algorithm_names() -> tuple[str, ...]:
-    """All registered names, sorted."""
-    return tuple(sorted(_SPECS))
+    """All registered names, in the order of registration."""
+    return tuple(_SPECS)
 
 
-register_algorithm(
+_PRESETS = (
     AlgorithmSpec(
         name="grpo",
-        loss=GRPO_LOSS,
-        advantage=group_advantages,
-        clip_eps=0.2,
         description="group-relative advantages, token-level clipped ratio (Shao et al. 2024)",
-    )
-)
-register_algorithm(
+    ),
     AlgorithmSpec(
         name="gspo",
-        loss=GSPO_LOSS,
-        advantage=group_advantages,
-        clip_eps=3e-4,
+        ratio_level="sequence",
+        clip_low=3e-4,
+        aggregation="sequence-mean",
         description="group-relative advantages, sequence-level clipped ratio (Zheng et al. 2025)",
-    )
+    ),
+    AlgorithmSpec(
+        name="cispo",
+        surrogate="cispo",
+        clip_low=1.0,
+        clip_high=4.0,
+        description="a clipped, detached ratio weights the log-likelihood (MiniMax-M1 2025)",
+    ),
+    AlgorithmSpec(
+        name="dr-grpo",
+        advantage=mean_centred_advantages,
+        aggregation="constant",
+        description="GRPO without the two biases: no standard deviation, constant length (Liu et al. 2025)",
+    ),
+    AlgorithmSpec(
+        name="dapo",
+        clip_high=0.28,
+        dynamic_sampling=True,
+        overlong_shaping=True,
+        description="GRPO with clip-higher, token mean, dynamic sampling and overlong shaping (Yu et al. 2025)",
+    ),
 )
-for _base in ("grpo", "gspo"):
+for _spec in _PRESETS:
+    register_algorithm(_spec)
+for _spec in _PRESETS:
     register_algorithm(
-        AlgorithmSpec(
-            name=f"async-{_base}",
-            loss=_SPECS[_base].loss,
-            advantage=_SPECS[_base].advantage,
-            clip_eps=_SPECS[_base].clip_eps,
+        replace(
+            _spec,
+            name=f"async-{_spec.name}",
+            correction=DEFAULT_ASYNC_CORRECTION,
             asynchronous=True,
             experimental=True,
-            description=f"{_base} with generation running ahead of training within the staleness bound",
+            description=f"{_spec.name} with generation running ahead of training within the staleness bound",
         )
     )

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fsm_trainer.algorithms.losses import LossInputs, LossOutput, Normalizers
+from fsm_trainer.algorithms.losses import LossFn, LossInputs, LossOutput, Normalizers, merge, policy_loss
 from fsm_trainer.algorithms.materialize import has_policy_gradient
 from fsm_trainer.algorithms.microbatch import micro_batch_slices
-from fsm_trainer.algorithms.registry import get_algorithm
+from fsm_trainer.algorithms.objective import Objective
 from fsm_trainer.core.batch import TrainSequence
 from fsm_trainer.engines.base import Scores, Snapshot, TrainResult
 from fsm_trainer.engines.hf_batch import MicroBatch, loss_inputs, normalizers, pack
@@ -43,7 +43,8 @@ class HFTrainEngine:
         self,
         ckpt: str,
         *,
-        algorithm: str = "grpo",
+        objective: Objective | None = None,
+        loss: LossFn = policy_loss,
         lr: float = 1e-6,
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.01,
@@ -55,9 +56,6 @@ class HFTrainEngine:
         mini_bs: int = 16,
         gradient_accumulation_steps: int | None = None,
         temperature: float = 1.0,
-        clip_eps: float | None = None,
-        clip_eps_high: float | None = None,
-        entropy_coef: float = 0.0,
         device: str = "cpu",
         dtype: str = "float32",
         threads: int = 1,
@@ -66,22 +64,18 @@ class HFTrainEngine:
     ) -> None:
         """Check and keep the settings.
 
-        `clip_eps` None is the algorithm's own; `clip_eps_high` is the upper side where it differs. `grad_clip_norm`
-        None or 0 does not clip. `temperature` is the rollout's; 0 (greedy) recorded untempered logprobs: it is 1 here.
+        `objective` None is GRPO's, `loss` computes it. `grad_clip_norm` None or 0 does not clip. `temperature` is the
+        rollout's; 0 (greedy) recorded untempered logprobs: it is 1 here.
         """
-        spec = get_algorithm(algorithm)
         if resolve_dtype(dtype) == torch.float16:
             raise ValueError("dtype is 'float16', whose gradients underflow; train in 'bfloat16' or 'float32'")
         micro_batch_slices(0, mini_bs, gradient_accumulation_steps)
-        self._loss = spec.resolve_loss()
-        self._clip_low = spec.clip_eps if clip_eps is None else clip_eps
-        self._clip_high = self._clip_low if clip_eps_high is None else clip_eps_high
-        _check_positive(clip_eps=self._clip_low, clip_eps_high=self._clip_high)
+        self._objective, self._loss = objective or Objective(), loss
         self._schedule = LRSchedule(lr, lr_decay_style, warmup, lr_decay_steps, min_lr)
         self._betas, self._weight_decay = betas, weight_decay
         self._max_norm = grad_clip_norm or math.inf
         self._mini_bs, self._accumulation = mini_bs, gradient_accumulation_steps
-        self._temperature, self._entropy_coef = temperature or 1.0, entropy_coef
+        self._temperature = temperature or 1.0
         self._ckpt, self._device, self._dtype, self._threads, self._seed = ckpt, device, dtype, threads, seed
         self._transport = transport or SharedMemoryTransport()
         self._model: PreTrainedModel | None = None
@@ -164,7 +158,7 @@ class HFTrainEngine:
     def _has_gradient(self, sequences: Sequence[TrainSequence], totals: Normalizers) -> bool:
         if totals.tokens == 0:
             return False
-        return self._entropy_coef != 0.0 or any(map(has_policy_gradient, sequences))
+        return self._objective.moves_without_advantages or any(map(has_policy_gradient, sequences))
 
     def _accumulate(
         self, model: PreTrainedModel, parts: list[Sequence[TrainSequence]], totals: Normalizers
@@ -183,20 +177,16 @@ class HFTrainEngine:
             losses.append(output.loss.detach())
             outputs.append(output)
             gaps.append(gap_sums(inputs.logprobs, inputs.rollout_logprobs, inputs.mask))
-        return {"loss": float(torch.stack(losses).sum()), **_merge(outputs)}, gap_of(gaps, totals.tokens)
+        return {"loss": float(torch.stack(losses).sum()), **merge(outputs).as_floats()}, gap_of(gaps, totals.tokens)
 
     def _forward(self, model: PreTrainedModel, batch: MicroBatch) -> LossInputs:
         with self._autocast(model):
-            return loss_inputs(model, batch, temperature=self._temperature, entropy_gradient=self._entropy_coef != 0.0)
+            return loss_inputs(
+                model, batch, temperature=self._temperature, entropy_gradient=self._objective.entropy_coef != 0.0
+            )
 
     def _policy_loss(self, inputs: LossInputs, totals: Normalizers) -> LossOutput:
-        return self._loss(
-            inputs,
-            totals,
-            clip_low=self._clip_low,
-            clip_high=self._clip_high,
-            entropy_coef=self._entropy_coef,
-        )
+        return self._loss(inputs, totals, self._objective)
 
     def _autocast(self, model: PreTrainedModel) -> AbstractContextManager[object]:
         dtype = resolve_dtype(self._dtype)
@@ -216,18 +206,3 @@ class HFTrainEngine:
         if self._max_norm < math.inf:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._max_norm, norm)
         return float(norm)
-
-
-def _merge(outputs: list[LossOutput]) -> dict[str, float]:
-    merged = {
-        name: float(torch.stack([output.metrics[name][0] for output in outputs]).sum()) / outputs[0].metrics[name][1]
-        for name in outputs[0].metrics
-    }
-    merged["ratio_max"] = float(torch.stack([output.ratio_max for output in outputs]).max())
-    return merged
-
-
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not 0.0 < value < math.inf:
-            raise ValueError(f"{name} is {value}, expected a positive number")

@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fsm_trainer.algorithms.registry import GSPO_LOSS, get_algorithm
+from fsm_trainer.algorithms.objective import Objective
+from fsm_trainer.algorithms.registry import get_algorithm
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.engines.base import RolloutEngine, SamplingParams, TrainEngine
 from fsm_trainer.runtime.host import EngineHost, InlineHost, ProcessHost
+
+
+def make_objective(config: TrainConfig) -> Objective:
+    """What the run minimises: the algorithm's preset with the settings that were given."""
+    spec = get_algorithm(config.algo)
+    sequence = spec.ratio_level == "sequence"
+    return spec.objective(
+        max_new_tokens=config.max_new_tokens,
+        clip_low=config.gspo_clip_eps if sequence else config.grpo_clip_eps,
+        entropy_coef=config.entropy_coef,
+    )
 
 
 def make_train_engine(config: TrainConfig) -> TrainEngine:
@@ -16,10 +28,10 @@ def make_train_engine(config: TrainConfig) -> TrainEngine:
     from fsm_trainer.engines.hf_train import HFTrainEngine
 
     assert config.ckpt is not None and config.train_devices is not None, config
-    gspo = get_algorithm(config.algo).loss == GSPO_LOSS
     return HFTrainEngine(
         config.ckpt,
-        algorithm=config.algo,
+        objective=make_objective(config),
+        loss=get_algorithm(config.algo).resolve_loss(),
         lr=config.lr,
         betas=(config.adam_beta1, config.adam_beta2),
         weight_decay=config.weight_decay,
@@ -31,8 +43,6 @@ def make_train_engine(config: TrainConfig) -> TrainEngine:
         mini_bs=config.mini_bs,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         temperature=config.temperature,
-        clip_eps=config.gspo_clip_eps if gspo else config.grpo_clip_eps,
-        entropy_coef=config.entropy_coef,
         device=config.train_devices,
         dtype=config.dtype,
         threads=config.threads,

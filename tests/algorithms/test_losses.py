@@ -1,187 +1,238 @@
-"""The losses, against plain numpy in float64 written from the papers' formulas."""
+"""The losses against plain numpy in float64 (numpy_losses.py): values, gradients, metrics, whatever the cut."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from fsm_trainer.algorithms.losses import LossInputs, Normalizers, grpo_loss, gspo_loss
+from fsm_trainer.algorithms.losses import LossInputs, Normalizers, kl_estimate, merge, policy_loss
+from fsm_trainer.algorithms.objective import Objective
+from fsm_trainer.algorithms.registry import get_algorithm
+from tests.algorithms.numpy_losses import BAND, CAP, LENGTH, LENGTHS, Batch, Reference
 
-LENGTHS = (3, 7, 1, 5, 0, 2, 7)
-VOCAB = 11
-
-
-class Batch:
-    """Logits, actions and masks of ragged rows; the rollout's logprobs differ from the current ones by `shift`."""
-
-    def __init__(self, shift: float, seed: int = 0) -> None:
-        rng = np.random.default_rng(seed)
-        rows, width = len(LENGTHS), max(LENGTHS)
-        self.logits = rng.normal(size=(rows, width, VOCAB))
-        self.actions = rng.integers(VOCAB, size=(rows, width))
-        self.mask = np.array([[float(t < n) for t in range(width)] for n in LENGTHS])
-        self.advantages = rng.normal(size=rows)
-        self.distribution = self.logits - np.log(np.exp(self.logits).sum(-1, keepdims=True))
-        self.logprobs = np.take_along_axis(self.distribution, self.actions[..., None], -1)[..., 0]
-        self.rollout = self.logprobs + shift * rng.normal(size=(rows, width))
-
-    def run(self, loss, rows, *, low, high, entropy_coef=0.0, dtype=torch.float64, logits=None):
-        if logits is None:
-            logits = torch.tensor(self.logits, dtype=dtype, requires_grad=True)
-        distribution = torch.log_softmax(logits[rows], dim=-1)
-        actions = torch.tensor(self.actions[rows])
-        inputs = LossInputs(
-            logprobs=distribution.gather(-1, actions.unsqueeze(-1)).squeeze(-1),
-            rollout_logprobs=torch.tensor(self.rollout[rows], dtype=dtype),
-            mask=torch.tensor(self.mask[rows], dtype=dtype),
-            advantages=torch.tensor(self.advantages[rows], dtype=dtype),
-            entropy=-(distribution.exp() * distribution).sum(-1),
-        )
-        totals = Normalizers(tokens=sum(LENGTHS), sequences=sum(n > 0 for n in LENGTHS))
-        return loss(inputs, totals, clip_low=low, clip_high=high, entropy_coef=entropy_coef), logits
+TOTALS = Normalizers(tokens=sum(LENGTHS), sequences=sum(n > 0 for n in LENGTHS))
+CORRECTIONS = ["none", "token-truncate", "sequence-truncate", "token-mask", "sequence-mask", "decoupled"]
+AGGREGATIONS = ["token-mean", "sequence-mean", "constant"]
 
 
-def reference_entropy(batch):
-    return [[-sum(math.exp(p) * p for p in batch.distribution[r, t]) for t in range(n)] for r, n in enumerate(LENGTHS)]
+def objective(level, surrogate, aggregation, correction, **changes):
+    """Clipping ranges that both sides of the batch's ratios reach; a KL and an entropy term."""
+    narrow = level == "sequence"
+    values = {
+        "ratio_level": level,
+        "surrogate": surrogate,
+        "clip_low": 0.05 if narrow else 0.2,
+        "clip_high": 0.08 if narrow else 0.28,
+        "aggregation": aggregation,
+        "constant_length": LENGTH,
+        "entropy_coef": 0.03,
+        "kl_coef": 0.1,
+        "correction": correction,
+        "correction_cap": CAP,
+        "correction_band": BAND.get(correction),
+    }
+    return Objective(**{**values, **changes})
 
 
-def reference_grpo(batch, low, high, entropy_coef):
-    terms, ratios, clipped, kl = [], [], [], []
-    for r, n in enumerate(LENGTHS):
-        for t in range(n):
-            ratio = math.exp(batch.logprobs[r, t] - batch.rollout[r, t])
-            advantage = batch.advantages[r]
-            plain, bounded = ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage
-            terms.append(min(plain, bounded))
-            ratios.append(ratio)
-            clipped.append(bounded < plain)
-            kl.append(ratio - 1 - math.log(ratio))
-    entropy = np.mean([value for row in reference_entropy(batch) for value in row])
-    loss = -np.mean(terms) - entropy_coef * entropy
-    return (
-        loss,
-        {
-            "ratio_mean": np.mean(ratios),
-            "clip_fraction": np.mean(clipped),
-            "entropy": entropy,
-            "approx_kl": np.mean(kl),
-        },
-        max(ratios),
+ALL = [
+    objective(*pieces)
+    for pieces in itertools.product(["token", "sequence"], ["clip", "cispo"], AGGREGATIONS, CORRECTIONS)
+]
+
+
+def name(o):
+    return f"{o.ratio_level}-{o.surrogate}-{o.aggregation}-{o.correction}"
+
+
+def run(batch, o, rows=slice(None), *, leaves=None, proximal=True, dtype=torch.float64):
+    def tensor(values):
+        return torch.tensor(values[rows], dtype=dtype)
+
+    logprobs, entropy = leaves or (
+        torch.tensor(x, dtype=dtype, requires_grad=True) for x in (batch.logprobs, batch.entropy)
     )
+    inputs = LossInputs(
+        logprobs=logprobs[rows],
+        rollout_logprobs=tensor(batch.rollout),
+        mask=tensor(batch.mask),
+        advantages=tensor(batch.advantages),
+        entropy=entropy[rows],
+        reference_logprobs=tensor(batch.reference) if o.needs_reference else None,
+        proximal_logprobs=tensor(batch.proximal) if proximal and o.needs_proximal else None,
+    )
+    return policy_loss(inputs, TOTALS, o), logprobs, entropy
 
 
-def reference_gspo(batch, low, high, entropy_coef):
-    terms, ratios, clipped = [], [], []
-    for r, n in enumerate(LENGTHS):
-        if n == 0:
-            continue
-        ratio = math.prod(math.exp(batch.logprobs[r, t] - batch.rollout[r, t]) for t in range(n)) ** (1 / n)
-        advantage = batch.advantages[r]
-        plain, bounded = ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage
-        terms.append(min(plain, bounded))
-        ratios.append(ratio)
-        clipped.append(bounded < plain)
-    _, token_metrics, _ = reference_grpo(batch, low, high, 0.0)
-    loss = -np.mean(terms) - entropy_coef * token_metrics["entropy"]
-    return loss, {**token_metrics, "ratio_mean": np.mean(ratios), "clip_fraction": np.mean(clipped)}, max(ratios)
-
-
-CASES = [(grpo_loss, reference_grpo, 0.2, 0.28), (gspo_loss, reference_gspo, 0.05, 0.08)]
-
-
-@pytest.mark.parametrize(("loss", "reference", "low", "high"), CASES)
-@pytest.mark.parametrize("entropy_coef", [0.0, 0.03])
-def test_loss_and_metrics_match_the_formulas(loss, reference, low, high, entropy_coef):
-    batch = Batch(shift=0.3)
-    output, _ = batch.run(loss, slice(None), low=low, high=high, entropy_coef=entropy_coef)
-    expected, metrics, ratio_max = reference(batch, low, high, entropy_coef)
-    np.testing.assert_allclose(output.loss.item(), expected, rtol=1e-10)
-    assert {name: pytest.approx(float(n) / d, rel=1e-10) for name, (n, d) in output.metrics.items()} == metrics
-    assert output.ratio_max.item() == pytest.approx(ratio_max, rel=1e-10)
-    assert 0 < metrics["clip_fraction"] < 1, "the case must reach both sides of the clipping"
-
-
-@pytest.mark.parametrize(("loss", "reference", "low", "high"), CASES)
-def test_gradient_matches_finite_differences_of_the_formulas(loss, reference, low, high):
-    batch = Batch(shift=0.3)
-    output, logits = batch.run(loss, slice(None), low=low, high=high, entropy_coef=0.03)
+@pytest.mark.parametrize("o", ALL, ids=name)
+def test_loss_gradient_and_metrics_match_the_formulas(o):
+    batch = Batch()
+    output, logprobs, entropy = run(batch, o)
     output.loss.backward()
-    step = 1e-6
-    for place in [(0, 0, 1), (1, 6, 4), (3, 2, 9), (6, 0, 0)]:
-        values = []
-        for sign in (1, -1):
-            moved = Batch(shift=0.3)
-            moved.logits[place] += sign * step
-            moved.distribution = moved.logits - np.log(np.exp(moved.logits).sum(-1, keepdims=True))
-            moved.logprobs = np.take_along_axis(moved.distribution, moved.actions[..., None], -1)[..., 0]
-            moved.rollout = batch.rollout
-            values.append(reference(moved, low, high, 0.03)[0])
-        numeric = (values[0] - values[1]) / (2 * step)
-        assert logits.grad[place].item() == pytest.approx(numeric, rel=1e-5, abs=1e-9)
+    expected = Reference(batch, o)
+    assert output.loss.item() == pytest.approx(expected.loss, rel=1e-10)
+    np.testing.assert_allclose(logprobs.grad, expected.gradient, rtol=1e-9, atol=1e-14)
+    np.testing.assert_allclose(entropy.grad, expected.entropy_gradient, rtol=1e-12)
+    assert merge([output]).as_floats() == pytest.approx(expected.metrics, rel=1e-9)
+    if o.correction in ("none", "decoupled"):
+        assert 0 < expected.metrics["clip_fraction_low"] < 1, "the case must reach the clipping below"
+        assert 0 < expected.metrics["clip_fraction_high"] < 1, "and above"
+    else:
+        share = expected.metrics.get("truncated_fraction", expected.metrics.get("masked_fraction"))
+        assert 0 < share < 1, "the correction must touch some tokens and not others"
 
 
-@pytest.mark.parametrize(("loss", "reference", "low", "high"), CASES)
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_the_kl_term_of_each_estimator(estimator, aggregation):
+    o, batch = objective("token", "clip", aggregation, "none", kl_estimator=estimator, kl_coef=2.0), Batch()
+    output, logprobs, _ = run(batch, o)
+    output.loss.backward()
+    expected = Reference(batch, o)
+    assert output.loss.item() == pytest.approx(expected.loss, rel=1e-10)
+    np.testing.assert_allclose(logprobs.grad, expected.gradient, rtol=1e-9, atol=1e-14)
+
+
+def test_the_kl_estimators_are_of_the_divergence():
+    """Over all outcomes, weighted by their probability, k1 and k3 are KL(p || q) itself; k2 is near it."""
+    rng = np.random.default_rng(1)
+    p, q = (np.exp(x) / np.exp(x).sum() for x in (rng.normal(size=9), rng.normal(size=9)))
+    exact = float((p * np.log(p / q)).sum())
+    log_ratio = torch.tensor(np.log(p / q))
+    means = {k: float((torch.tensor(p) * kl_estimate(log_ratio, k)).sum()) for k in ("k1", "k2", "k3")}
+    assert means["k1"] == pytest.approx(exact, rel=1e-12)
+    assert means["k3"] == pytest.approx(exact, rel=1e-12)
+    assert means["k2"] == pytest.approx(float((p * np.log(p / q) ** 2 / 2).sum()), rel=1e-12)
+    assert (kl_estimate(log_ratio, "k3") >= 0).all()
+
+
 @pytest.mark.parametrize("parts", [1, 2, 4, 7])
-def test_micro_batches_add_up_to_the_same_gradient_and_metrics(loss, reference, low, high, parts):
-    batch = Batch(shift=0.3)
-    _, logits = batch.run(loss, slice(None), low=low, high=high)
-    whole, whole_logits = batch.run(loss, slice(None), low=low, high=high, entropy_coef=0.03)
+@pytest.mark.parametrize("o", ALL, ids=name)
+def test_micro_batches_add_up_to_the_same_gradient_and_metrics(o, parts):
+    batch = Batch()
+    whole, logprobs, entropy = run(batch, o)
     whole.loss.backward()
+    leaves = tuple(x.detach().clone().requires_grad_() for x in (logprobs, entropy))
     outputs = []
-    for rows in np.array_split(np.arange(len(LENGTHS)), parts):
-        output, _ = batch.run(loss, rows, low=low, high=high, entropy_coef=0.03, logits=logits)
+    for rows in np.array_split(np.random.default_rng(3).permutation(len(LENGTHS)), parts):
+        output, _, _ = run(batch, o, rows, leaves=leaves)
         output.loss.backward()
         outputs.append(output)
-    torch.testing.assert_close(logits.grad, whole_logits.grad, rtol=1e-12, atol=1e-15)
-    for name, (numerator, denominator) in whole.metrics.items():
-        assert {output.metrics[name][1] for output in outputs} == {denominator}
-        assert sum(float(output.metrics[name][0]) for output in outputs) == pytest.approx(float(numerator))
+    torch.testing.assert_close(leaves[0].grad, logprobs.grad, rtol=1e-11, atol=1e-15)
+    torch.testing.assert_close(leaves[1].grad, entropy.grad, rtol=1e-12, atol=1e-15)
+    assert merge(outputs).as_floats() == pytest.approx(merge([whole]).as_floats(), rel=1e-11)
 
 
-@pytest.mark.parametrize("loss", [grpo_loss, gspo_loss])
-def test_a_fresh_batch_has_ratio_one_and_a_stale_one_has_not(loss):
-    fresh, _ = Batch(shift=0.0).run(loss, slice(None), low=0.2, high=0.2, dtype=torch.float32)
-    stale, _ = Batch(shift=0.3).run(loss, slice(None), low=0.2, high=0.2, dtype=torch.float32)
-    ratio = {name: float(n) / d for name, (n, d) in fresh.metrics.items()}
-    assert ratio["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
-    assert fresh.ratio_max.item() == pytest.approx(1.0, abs=1e-5)
-    assert ratio["clip_fraction"] == 0.0
-    assert ratio["approx_kl"] == pytest.approx(0.0, abs=1e-6)
-    assert stale.ratio_max.item() > 1.1
-    assert float(stale.metrics["approx_kl"][0]) / stale.metrics["approx_kl"][1] > 0.01
+def test_padding_of_another_width_changes_nothing():
+    """A micro-batch is as wide as its longest row; the same row in a wider one gives the same."""
+    for o in ALL:
+        narrow, wide = Batch(), Batch()
+        for field in ("mask", "logprobs", "rollout", "proximal", "reference", "entropy"):
+            setattr(wide, field, np.pad(getattr(wide, field), ((0, 0), (0, 4))))
+        first, second = run(narrow, o)[0], run(wide, o)[0]
+        assert first.loss.item() == pytest.approx(second.loss.item(), rel=1e-13)
 
 
-@pytest.mark.parametrize("loss", [grpo_loss, gspo_loss])
-def test_padding_may_hold_anything(loss):
-    batch = Batch(shift=0.3)
-    clean, clean_logits = batch.run(loss, slice(None), low=0.2, high=0.2, entropy_coef=0.03)
-    clean.loss.backward()
-    batch.rollout[batch.mask == 0] = -np.inf
-    dirty, dirty_logits = batch.run(loss, slice(None), low=0.2, high=0.2, entropy_coef=0.03)
-    dirty.loss.backward()
-    assert dirty.loss.item() == clean.loss.item()
-    torch.testing.assert_close(dirty_logits.grad, clean_logits.grad, rtol=0, atol=0)
-    assert not dirty_logits.grad[batch.mask == 0].any()
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "cispo", "dr-grpo", "dapo"])
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_a_fresh_batch_has_ratio_one_and_the_same_gradient_under_every_correction(algorithm, correction):
+    batch = Batch(shift=0.0)
+    objectives = [get_algorithm(algorithm).objective(max_new_tokens=9, correction=c) for c in ("none", correction)]
+    (plain, plain_leaf, _), (output, leaf, _) = [run(batch, o, proximal=False, dtype=torch.float32) for o in objectives]
+    plain.loss.backward()
+    output.loss.backward()
+    torch.testing.assert_close(leaf.grad, plain_leaf.grad, rtol=1e-5, atol=1e-7)
+    metrics = merge([output]).as_floats()
+    for metric in ("ratio_mean", "ratio_min", "ratio_max", "effective_sample_size"):
+        assert metrics[metric] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["clip_fraction_low"] == metrics["clip_fraction_high"] == 0.0
+    assert metrics.get("masked_fraction", 0.0) == metrics.get("truncated_fraction", 0.0) == 0.0
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS[1:])
+def test_without_proximal_logprobs_they_are_the_current_ones(correction):
+    """One batch is one step, so at its start the proximal policy is the current one: no second forward pass."""
+    batch, o = Batch(), objective("token", "clip", "token-mean", correction)
+    batch.proximal = batch.logprobs.copy()
+    (given, given_leaf, _), (spared, spared_leaf, _) = run(batch, o), run(batch, o, proximal=False)
+    given.loss.backward()
+    spared.loss.backward()
+    assert given.loss.item() == spared.loss.item()
+    torch.testing.assert_close(spared_leaf.grad, given_leaf.grad, rtol=0, atol=0)
+    assert float(spared.metrics["clip_fraction_low"][0]) == 0.0, "its own ratio is 1: nothing is clipped"
+
+
+def test_cispo_in_one_step_is_token_truncation():
+    """CISPO's weight is the truncated ratio, so without a lower bound both have the gradient -min(r, C) A."""
+    batch = Batch()
+    cispo = Objective(surrogate="cispo", clip_low=1.0, clip_high=CAP - 1)
+    truncated = Objective(correction="token-truncate", correction_cap=CAP)
+    gradients = []
+    for o in (cispo, truncated):
+        output, logprobs, _ = run(batch, o, proximal=False)
+        output.loss.backward()
+        gradients.append(logprobs.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("o", ALL, ids=name)
+def test_padding_may_hold_anything(o):
+    clean, dirty = Batch(), Batch()
+    for field, junk in (("rollout", -np.inf), ("proximal", -np.inf), ("reference", -np.inf), ("entropy", np.nan)):
+        getattr(dirty, field)[dirty.mask == 0] = junk
+    (first, first_leaf, _), (second, second_leaf, _) = run(clean, o), run(dirty, o)
+    first.loss.backward()
+    second.loss.backward()
+    assert second.loss.item() == first.loss.item()
+    torch.testing.assert_close(second_leaf.grad, first_leaf.grad, rtol=0, atol=0)
+    assert not second_leaf.grad[torch.tensor(dirty.mask == 0)].any()
+    assert merge([second]).as_floats() == merge([first]).as_floats()
 
 
 def test_clipping_takes_the_gradient_away_on_one_side_only():
-    for advantage, shift, clipped in [(1.0, 0.5, True), (1.0, -0.5, False), (-1.0, -0.5, True), (-1.0, 0.5, False)]:
+    for advantage, shift, clipped in [(1.0, 0.5, "high"), (1.0, -0.5, ""), (-1.0, -0.5, "low"), (-1.0, 0.5, "")]:
         logprobs = torch.tensor([[-1.0]], requires_grad=True)
         inputs = LossInputs(
             logprobs, logprobs.detach() - shift, torch.ones(1, 1), torch.tensor([advantage]), torch.zeros(1, 1)
         )
-        output = grpo_loss(inputs, Normalizers(1, 1), clip_low=0.2, clip_high=0.2)
+        output = policy_loss(inputs, Normalizers(1, 1), Objective())
         output.loss.backward()
-        assert (logprobs.grad.item() == 0.0) == clipped
-        assert float(output.metrics["clip_fraction"][0]) == float(clipped)
+        assert (logprobs.grad.item() == 0.0) == bool(clipped)
+        for side in ("low", "high"):
+            assert float(output.metrics[f"clip_fraction_{side}"][0]) == float(clipped == side)
 
 
-@pytest.mark.parametrize("loss", [grpo_loss, gspo_loss])
-def test_an_overflowing_ratio_without_advantage_is_no_nan(loss):
+@pytest.mark.parametrize("o", [o for o in ALL if o.aggregation == "token-mean"], ids=name)
+def test_an_overflowing_ratio_without_advantage_is_no_nan(o):
     logprobs = torch.tensor([[-0.1, -0.2]], requires_grad=True)
-    inputs = LossInputs(logprobs, torch.full((1, 2), -500.0), torch.ones(1, 2), torch.zeros(1), torch.zeros(1, 2))
-    output = loss(inputs, Normalizers(2, 1), clip_low=0.2, clip_high=0.2)
+    far = torch.full((1, 2), -500.0)
+    inputs = LossInputs(
+        logprobs, far, torch.ones(1, 2), torch.zeros(1), torch.zeros(1, 2), logprobs.detach(), logprobs.detach()
+    )
+    output = policy_loss(inputs, Normalizers(2, 1), o)
     output.loss.backward()
     assert float(output.loss.detach()) == 0.0
     assert torch.isfinite(logprobs.grad).all()
+    assert all(math.isfinite(value) for value in merge([output]).as_floats().values())
+
+
+def test_a_kl_term_without_reference_logprobs_is_a_bug():
+    batch, o = Batch(), Objective(kl_coef=0.1)
+    inputs = LossInputs(
+        *(torch.tensor(x) for x in (batch.logprobs, batch.rollout, batch.mask, batch.advantages, batch.entropy))
+    )
+    with pytest.raises(AssertionError, match="no reference logprobs"):
+        policy_loss(inputs, TOTALS, o)
+
+
+def test_a_micro_batch_without_a_token_adds_nothing():
+    o = objective("sequence", "clip", "sequence-mean", "sequence-mask")
+    batch = Batch()
+    output, logprobs, _ = run(batch, o, np.array([LENGTHS.index(0)]))
+    output.loss.backward()
+    assert output.loss.item() == 0.0
+    assert not logprobs.grad.any()
+    rest, _, _ = run(batch, o, np.array([i for i, n in enumerate(LENGTHS) if n]))
+    assert merge([output, rest]).as_floats() == pytest.approx(merge([rest]).as_floats())

@@ -6,47 +6,75 @@ import sys
 import pytest
 
 from fsm_trainer.algorithms import losses
-from fsm_trainer.algorithms.advantages import group_advantages
+from fsm_trainer.algorithms.advantages import group_advantages, mean_centred_advantages
+from fsm_trainer.algorithms.objective import Objective
 from fsm_trainer.algorithms.registry import AlgorithmSpec, algorithm_names, get_algorithm, register_algorithm
 
+PRESETS = {
+    "grpo": Objective(clip_low=0.2, clip_high=0.2, aggregation="token-mean"),
+    "gspo": Objective(ratio_level="sequence", clip_low=3e-4, clip_high=3e-4, aggregation="sequence-mean"),
+    "cispo": Objective(surrogate="cispo", clip_low=1.0, clip_high=4.0, aggregation="token-mean"),
+    "dr-grpo": Objective(clip_low=0.2, clip_high=0.2, aggregation="constant", constant_length=64),
+    "dapo": Objective(clip_low=0.2, clip_high=0.28, aggregation="token-mean"),
+}
 
-@pytest.mark.parametrize(("base", "loss"), [("grpo", losses.grpo_loss), ("gspo", losses.gspo_loss)])
-def test_async_variant_uses_the_same_loss_and_advantage(base, loss):
-    plain, asynchronous = get_algorithm(base), get_algorithm(f"async-{base}")
-    assert plain.resolve_loss() is loss
-    assert asynchronous.resolve_loss() is loss
-    assert plain.advantage is asynchronous.advantage is group_advantages
-    assert plain.clip_eps == asynchronous.clip_eps
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_presets_are_the_papers(name):
+    preset = get_algorithm(name)
+    objective = preset.objective(max_new_tokens=64)
+    expected = PRESETS[name]
+    assert objective == Objective(**{**expected.__dict__, "constant_length": 64})
+    assert preset.advantage is (mean_centred_advantages if name == "dr-grpo" else group_advantages)
+    assert (preset.dynamic_sampling, preset.overlong_shaping) == ((name == "dapo"),) * 2
+    assert preset.resolve_loss() is losses.policy_loss
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_async_variant_learns_the_same(name):
+    plain, asynchronous = get_algorithm(name), get_algorithm(f"async-{name}")
+    assert plain.objective(max_new_tokens=8) == asynchronous.objective(max_new_tokens=8, correction="none")
+    assert plain.advantage is asynchronous.advantage
     assert (plain.asynchronous, plain.experimental) == (False, False)
     assert (asynchronous.asynchronous, asynchronous.experimental) == (True, True)
 
 
-def test_clipping_ranges_are_the_papers():
-    assert get_algorithm("grpo").clip_eps == 0.2
-    assert get_algorithm("gspo").clip_eps == 3e-4
+def test_what_is_given_wins_and_none_is_not_given():
+    grpo, dapo = get_algorithm("grpo"), get_algorithm("dapo")
+    assert grpo.objective(max_new_tokens=8, clip_low=0.1).clip_high == 0.1, "symmetric unless said otherwise"
+    assert dapo.objective(max_new_tokens=8, clip_low=0.1).clip_high == 0.28
+    assert grpo.objective(max_new_tokens=8, clip_high=0.3).clip_low == 0.2
+    assert grpo.objective(max_new_tokens=8, aggregation=None).aggregation == "token-mean"
+    assert grpo.objective(max_new_tokens=8, aggregation="constant").constant_length == 8
+    with pytest.raises(ValueError, match="^clip_low is 0"):
+        grpo.objective(max_new_tokens=8, clip_low=0.0)
 
 
 def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match="'ppo'.*async-grpo, async-gspo, grpo, gspo"):
+    with pytest.raises(ValueError, match=r"'ppo'.*grpo, gspo, cispo, dr-grpo, dapo, async-grpo"):
         get_algorithm("ppo")
 
 
 def test_a_new_algorithm_with_its_own_loss(monkeypatch):
     monkeypatch.setattr("fsm_trainer.algorithms.registry._SPECS", {})
-    spec = register_algorithm(AlgorithmSpec("mine", losses.gspo_loss, group_advantages, clip_eps=0.1))
+
+    def loss(inputs, normalizers, objective):
+        return losses.LossOutput(inputs.logprobs.sum())
+
+    spec = register_algorithm(AlgorithmSpec("mine", clip_low=0.1, loss=loss))
     assert algorithm_names() == ("mine",)
     assert get_algorithm("mine") is spec
-    assert spec.resolve_loss() is losses.gspo_loss
+    assert spec.resolve_loss() is loss
 
 
 def test_a_name_is_taken_once():
     with pytest.raises(ValueError, match="'grpo' is registered already"):
         register_algorithm(get_algorithm("grpo"))
     with pytest.raises(ValueError, match="empty"):
-        register_algorithm(AlgorithmSpec("", "m:f", group_advantages, clip_eps=0.1))
+        register_algorithm(AlgorithmSpec(""))
 
 
 def test_names_cost_no_torch():
-    imports = "import sys; from fsm_trainer.algorithms import registry, materialize, microbatch"
+    imports = "import sys; from fsm_trainer.algorithms import registry, objective, materialize, microbatch"
     code = f"{imports}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

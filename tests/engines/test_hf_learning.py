@@ -6,6 +6,7 @@ import random
 import torch
 
 from fsm_trainer.algorithms.materialize import materialize
+from fsm_trainer.algorithms.objective import Objective
 from fsm_trainer.engines.base import RolloutRequest, SamplingParams
 from fsm_trainer.engines.hf_model import load_tokenizer
 from fsm_trainer.engines.hf_rollout import HFRolloutEngine
@@ -23,7 +24,7 @@ def run(ckpt, steps):
     """Return the mean rewards, the metrics and the last weights."""
     tokenizer = load_tokenizer(ckpt)
     rollouts = HFRolloutEngine(ckpt, SamplingParams(n_samples=16, max_new_tokens=5))
-    trainer = HFTrainEngine(ckpt, algorithm="grpo", lr=2e-3, weight_decay=0.0, entropy_coef=0.01, mini_bs=256)
+    trainer = HFTrainEngine(ckpt, objective=Objective(entropy_coef=0.01), lr=2e-3, weight_decay=0.0, mini_bs=256)
     rollouts.start()
     trainer.start()
     rollouts.load_weights(trainer.export(0))

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from fsm_trainer.algorithms.losses import policy_loss
+from fsm_trainer.algorithms.objective import Objective
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.engines import hf_train
 from fsm_trainer.engines.base import SamplingParams
@@ -40,10 +42,17 @@ TRAIN_SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    ("algo", "clip_eps"), [("grpo", 0.11), ("async-grpo", 0.11), ("gspo", 0.0022), ("async-gspo", 0.0022)]
+    ("algo", "objective"),
+    [
+        ("grpo", Objective(clip_low=0.11, clip_high=0.11, entropy_coef=0.02, constant_length=4)),
+        (
+            "async-gspo",
+            Objective("sequence", "clip", 0.0022, 0.0022, "sequence-mean", entropy_coef=0.02, constant_length=4),
+        ),
+    ],
 )
 def test_the_train_engine_gets_every_setting(
-    make_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch, algo: str, clip_eps: float
+    make_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch, algo: str, objective: Objective
 ) -> None:
     got: dict[str, Any] = {}
     monkeypatch.setattr(hf_train, "HFTrainEngine", lambda ckpt, **settings: got.update(ckpt=ckpt, **settings))
@@ -51,7 +60,8 @@ def test_the_train_engine_gets_every_setting(
     make_train_engine(config)
     assert got == {
         "ckpt": config.ckpt,
-        "algorithm": algo,
+        "objective": objective,
+        "loss": policy_loss,
         "lr": 0.5,
         "betas": (0.8, 0.7),
         "weight_decay": 0.6,
@@ -63,8 +73,6 @@ def test_the_train_engine_gets_every_setting(
         "mini_bs": 7,
         "gradient_accumulation_steps": 5,
         "temperature": 0.9,
-        "clip_eps": clip_eps,
-        "entropy_coef": 0.02,
         "device": "cpu",
         "dtype": "bfloat16",
         "threads": 2,
