@@ -46,10 +46,11 @@ format: setup ## rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: setup ## rewrite what is generated: the schemas, the table of settings, the pages of machines
+docs: setup ## rewrite what is generated: the schemas, the tables of settings and columns, the pages of machines
 	$(BIN)/python -m fsm_trainer.config.reference
 	$(BIN)/python -m fsm_trainer.eventlog.schema > schemas/event_log.json
 	$(BIN)/python -m fsm_trainer.replay.diagrams
+	$(BIN)/python -m fsm_trainer.analysis.page
 
 clean: ## remove the environment, caches and builds, never runs/
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,11 +1,6 @@
-"""What each column of each frame means, and its unit: the one place, from which docs/analysis.md has its tables.
-
-`python -m fsm_trainer.analysis.columns` renews them.
-"""
+"""What each column of each frame means, and its unit: the one place, from which docs/analysis.md has its tables."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 _SINCE = "s since the log's first row"
 _S, _STEPS, _VERSION = "s", "optimiser steps", "optimiser steps"
@@ -128,27 +123,3 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 """Frame -> column -> (unit, meaning). `steps_frame` has the metrics of the run besides, in columns of their names."""
-
-BEGIN, END = "<!-- columns: made by `python -m fsm_trainer.analysis.columns` -->", "<!-- end of columns -->"
-DOCS = Path(__file__).parents[2] / "docs" / "analysis.md"
-
-
-def tables() -> str:
-    """All columns as Markdown."""
-    sections = []
-    for frame, columns in COLUMNS.items():
-        lines = [f"### `{frame}`", "", "| column | unit | meaning |", "|---|---|---|"]
-        lines += [f"| `{name}` | {unit} | {meaning} |" for name, (unit, meaning) in columns.items()]
-        sections.append("\n".join(lines))
-    return "\n\n".join(sections)
-
-
-def with_tables(page: str) -> str:
-    """The page, with today's tables between its marks."""
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n\n{tables()}\n\n{END}{tail}"
-
-
-if __name__ == "__main__":
-    DOCS.write_text(with_tables(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
