@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 OK, DIVERGED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -37,3 +40,27 @@ def one_of(option: str, value: str, allowed: list[str]) -> None:
     """Raise ValueError unless the value is allowed."""
     if value not in allowed:
         raise ValueError(f"{option} is {value!r}, expected one of {', '.join(allowed)}")
+
+
+def output_file(given: str | None, default: Path) -> Path:
+    """The file to write to, `default` if none is given; ValueError if it cannot be written."""
+    path = default if given is None else Path(given)
+    with writing(path):
+        if path.is_dir():
+            raise ValueError(f"{str(path)[:200]} is a folder; give a file to write to with -o FILE")
+        existed = path.exists()
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    return path
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns the system's refusal to write into a ValueError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        problem = error.strerror or str(error)
+        raise ValueError(f"{str(path)[:200]} cannot be written: {problem}; give another file with -o FILE") from error
