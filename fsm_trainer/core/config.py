@@ -46,10 +46,14 @@ class SchedulerConfig:
     max_no_step_batches: int = 100
     """Batches in a row that may be consumed without giving an optimiser step."""
     save_interval: int = 0
-    """Optimiser steps between checkpoints; 0: only the last step is saved."""
+    """Optimiser steps between checkpoints (lockstep: see `save_points`); 0: only the last step is saved."""
     save_last: bool = True
     external_rollouts: bool = False
     """Batches come stamped from producers outside the run, so their stamps are taken as they are."""
+    first_version: int = 0
+    """Optimiser steps taken before this run: it goes on from a checkpoint of that version."""
+    first_batch: int = 0
+    """Id of the first batch; all below it were consumed, or given back to the source, before this run."""
     deadlines: Deadlines = Deadlines()
 
     def __post_init__(self) -> None:
@@ -57,7 +61,7 @@ class SchedulerConfig:
         _one_of("admission", self.admission, ADMISSIONS)
         for name in ("workers", "engines", "queue_size", "sync_interval", "max_no_step_batches"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("prefetch", "max_staleness", "save_interval"):
+        for name in ("prefetch", "max_staleness", "save_interval", "first_version", "first_batch"):
             _at_least(name, getattr(self, name), 0)
         if self.max_steps is not None:
             _at_least("max_steps", self.max_steps, 1)
@@ -74,6 +78,11 @@ class SchedulerConfig:
         for field in fields(self.deadlines):
             _at_least(f"deadlines.{field.name}", getattr(self.deadlines, field.name), 0)
 
+    @property
+    def save_points(self) -> int:
+        """Consumed batches between the checkpoints of `lockstep`, which fall on publications; 0: none but the last."""
+        return self.sync_interval * -(-self.save_interval // self.sync_interval)
+
     def warnings(self) -> list[str]:
         """Combinations that run but waste something, in words."""
         found = []
@@ -86,6 +95,15 @@ class SchedulerConfig:
             found.append(
                 f"max_staleness {self.max_staleness} < sync interval {self.sync_interval} - 1: weights are published "
                 f"earlier than the interval asks, whenever generation would stop otherwise"
+            )
+        if self.admission == "lockstep" and self.save_points != self.save_interval:
+            found.append(
+                f"lockstep saves when it publishes: every {self.save_points} batches, not every {self.save_interval}"
+            )
+        if self.admission == "lockstep" and 0 < self.save_points <= self.max_staleness:
+            found.append(
+                f"lockstep generates nothing ahead of a checkpoint: saving every {self.save_points} batches leaves "
+                f"little of max_staleness {self.max_staleness}"
             )
         return found
 

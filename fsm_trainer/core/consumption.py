@@ -106,17 +106,15 @@ def after_consumption(rec: Recorder, admission: Admission, plain: str, batch_id:
     s.consumed += 1
     if s.may_generate_more() and admission.sync_due() and not publishing.alias(rec, admission):
         publishing.begin_export(rec, admission, batch_id)
-    elif s.trainer.state is TrainerState.TRAINING and save_due(rec):
+    elif save_due(rec, admission):
         shutdown.begin_save(rec)
     else:
         rec.fire(s.trainer, plain, batch_id=batch_id)
 
 
-def save_due(rec: Recorder) -> bool:
-    """Whether `save_interval` steps have been taken since the last checkpoint; a stopping run saves only at its end."""
-    s = rec.state
-    interval = 0 if s.run.state is RunState.STOPPING else s.config.save_interval
-    return interval > 0 and s.train_version - s.saved_version >= interval
+def save_due(rec: Recorder, admission: Admission) -> bool:
+    """Whether a checkpoint is due now; a stopping run saves only at its end."""
+    return rec.state.run.state is not RunState.STOPPING and admission.save_due()
 
 
 def free_worker(rec: Recorder, batch: Batch) -> None:

@@ -197,7 +197,7 @@ def _on_exported(rec: Recorder, admission: Admission, event: Input, op: Op) -> N
     s.publications[op.publication] = op.version
     s.newest_publication = op.publication
     rec.note(RecordKind.SYNC, s.trainer, trigger="exported", train_version=op.version)
-    if consumption.save_due(rec):
+    if consumption.save_due(rec, admission):
         shutdown.begin_save(rec)
     else:
         rec.fire(s.trainer, "exported", train_version=op.version)

@@ -38,7 +38,8 @@ def check_live(state: State) -> None:
     counts = state.counts
     ended = counts["trained"] + counts["dropped"] + counts["failed"] + counts["cancelled"]
     hold(counts["admitted"] == ended + len(state.batches), "conservation of batches", counts)
-    hold(counts["trained"] == state.train_version, "train_version counts optimiser steps", counts)
+    steps = state.train_version - state.config.first_version
+    hold(counts["trained"] == steps, "train_version counts optimiser steps", counts)
     for engine in state.engines:
         hold(engine.version <= state.train_version, "rollout_version <= train_version", engine)
     _check_operations(state)
@@ -99,10 +100,17 @@ def _check_engine(state: State, engine: Engine) -> None:
     hold(not (idle and state.exporting is None), "a drained engine loads what is published", engine)
 
 
+def _lockstep_publication(state: State, batch_id: int) -> int:
+    c = state.config
+    return lockstep_publication(
+        batch_id, c.max_staleness, c.sync_interval, save_points=c.save_points, first=c.first_batch
+    )
+
+
 def _may_start(state: State, batch: Batch) -> bool:
     engine, config = state.engines[batch.engine], state.config
     if config.admission == "lockstep":
-        return engine.publication == lockstep_publication(batch.id, config.max_staleness, config.sync_interval)
+        return engine.publication == _lockstep_publication(state, batch.id)
     if config.admission == "greedy":
         return state.train_version + state.in_training - engine.version <= config.max_staleness
     return True
@@ -112,8 +120,7 @@ def _may_admit(state: State, engine: Engine) -> bool:
     """The admission rules again; paced by Hall's condition: no deadline has more batches up to it than steps."""
     config, now = state.config, state.train_version + state.in_training
     if config.admission == "lockstep":
-        needs = lockstep_publication(state.next_id, config.max_staleness, config.sync_interval)
-        return needs <= state.consumed
+        return _lockstep_publication(state, state.next_id) <= state.consumed
     if config.admission == "greedy":
         return now - engine.version <= config.max_staleness
     deadlines = [state.deadline_of(b) for b in state.unconsumed()] + [engine.version + config.max_staleness]

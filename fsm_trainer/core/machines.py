@@ -114,6 +114,7 @@ TRAINER_EDGES: tuple[Edge, ...] = (
     Edge("train", _T.CHECKING, _T.TRAINING, "the batch is fresh and can give a step"),
     Edge("drop", _T.CHECKING, _T.WAITING, "the batch was dropped, no sync is due"),
     Edge("sync", _T.CHECKING, _T.SYNCING, "a sync is due though no step was taken"),
+    Edge("save", _T.CHECKING, _T.SAVING, "no step was taken and a checkpoint is due (lockstep counts batches)"),
     Edge("trained", _T.TRAINING, _T.WAITING, "the step is done, no sync or save is due"),
     Edge("sync", _T.TRAINING, _T.SYNCING, "the step is done and a sync is due"),
     Edge("save", _T.TRAINING, _T.SAVING, "the step is done and a checkpoint is due"),

@@ -32,21 +32,21 @@ class Monitor:
         self.states: dict[str, str] = {}
         self.commands: dict[int, tuple[CommandKind, Record]] = {}
         self.queue: list[int] = []
-        self.train_version = 0
+        self.train_version = config.first_version
         self.rollout_versions: dict[int, int] = {}
         self.generating: dict[int, int] = {}
         """Engine -> generations in flight."""
         self.announced: dict[int, int] = {}
         self.batch_version: dict[int, int] = {}
-        self.consumed: list[int] = []
+        self.consumed = list(range(config.first_batch))
         self.ended: dict[str, str] = {}
-        self.batches = 0
+        self.batches = config.first_batch
         self.finished: set[int] = set()
         """Batches that are rewarded and not consumed."""
         self.prompts_loaded: set[int] = set()
         self.loading: dict[int, int] = {}
         """Engine -> version that the last load command names."""
-        self.steps_reported = 0
+        self.steps_reported = config.first_version
         """Optimiser steps that completions of train commands stand for."""
         self.given_up: set[int] = set()
         """Operations told to end early, or whose engine died."""
@@ -95,7 +95,8 @@ class Monitor:
         hold(self.over, "a run ends in run_end", self.seq)
         open_ones = {e: s for e, s in self.states.items() if (e.split("-")[0], s) not in _TERMINAL_NAMES}
         hold(not open_ones, "every machine ends in a terminal state", open_ones)
-        hold(self.batches == len(self.ended), "every admitted batch ends", (self.batches, self.ended))
+        admitted = self.batches - self.config.first_batch
+        hold(admitted == len(self.ended), "every admitted batch ends", (admitted, self.ended))
         left = [r for op, (_, r) in self.commands.items() if op not in self.given_up]
         hold(not left, "what is in flight is awaited or given up with a record", left)
         issued = self.steps_reported - self.train_version

@@ -37,12 +37,18 @@ def feasible(next_version: int, deadlines: Iterable[int]) -> bool:
     return all(next_version + k <= deadline for k, deadline in enumerate(sorted(deadlines)))
 
 
-def lockstep_publication(batch_id: int, max_staleness: int, interval: int) -> int:
+def lockstep_publication(
+    batch_id: int, max_staleness: int, interval: int, *, save_points: int = 0, first: int = 0
+) -> int:
     """Publication that must generate batch `batch_id`: the weights after this many consumed batches.
 
-    k(i) = interval * ceil(max(0, i - max_staleness) / interval).
+    k(i) = interval * ceil(max(0, i - max_staleness) / interval), but nothing older than the last checkpoint at or
+    before i: a run resumed from one has no older weights, and must do what the uninterrupted run did. Checkpoints
+    are made after every `save_points` consumed batches (a multiple of `interval`; 0: never) and at `first`, where the
+    run began.
     """
-    return interval * -(-max(0, batch_id - max_staleness) // interval)
+    saved = batch_id // save_points * save_points if save_points else 0
+    return max(interval * -(-max(0, batch_id - max_staleness) // interval), saved, first)
 
 
 def steps_left(max_steps: int | None, train_version: int, in_training: int, unconsumed: int) -> bool:

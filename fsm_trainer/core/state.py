@@ -92,12 +92,13 @@ class State:
         """Finished batches whose worker waits for a free slot, in the order they came."""
         self.training: int | None = None
         """The batch in the trainer's hands."""
-        self.train_version = 0
-        self.consumed = 0
-        self.saved_version = 0
+        self.train_version = config.first_version
+        self.consumed = config.first_batch
+        """Batches consumed, those of the runs before this one included."""
+        self.saved_version = config.first_version
         self.no_step_run: list[str] = []
         """Reasons of the batches consumed without a step since the last step."""
-        self.next_id = 0
+        self.next_id = config.first_batch
         self.prompts: dict[int, bool] = {}
         """Prompt batches asked for and not yet used: id -> loaded."""
         self.source_end: int | None = None

@@ -35,11 +35,18 @@ def _check_generate(s: State, r: Record, world: World) -> None:
         hold(r.train_version == s.train_version, "staleness 0 generates with the newest weights", r)
 
 
+def _publication(s: State, batch_id: int) -> int:
+    c = s.config
+    return lockstep_publication(
+        batch_id, c.max_staleness, c.sync_interval, save_points=c.save_points, first=c.first_batch
+    )
+
+
 def _check_lockstep_version(s: State, r: Record, world: World) -> None:
     if s.config.admission == "lockstep":
         assert r.batch_id is not None
-        k = lockstep_publication(r.batch_id, s.config.max_staleness, s.config.sync_interval)
-        steps = sum(world.gives_step(i) for i in range(k))
+        k = _publication(s, r.batch_id)
+        steps = s.config.first_version + sum(world.gives_step(i) for i in range(s.config.first_batch, k))
         hold(r.train_version == steps, f"lockstep generates with the weights after {k} consumed batches", r)
 
 
@@ -65,11 +72,17 @@ def _check_load(s: State, r: Record, world: World) -> None:
         hold(r.train_version == newest and s.exporting is None, "an engine loads the newest, and waits for it", r)
 
 
+def _check_save(s: State, r: Record, world: World) -> None:
+    if s.config.admission == "lockstep" and s.run.state is RunState.RUNNING:
+        hold(s.consumed % s.config.save_points == 0, "lockstep saves only at save points until the end", s.consumed)
+
+
 _STEP_CHECKS = {
     CommandKind.GENERATE.value: _check_generate,
     CommandKind.TRAIN.value: _check_train,
     CommandKind.EXPORT.value: _check_export,
     CommandKind.LOAD_WEIGHTS.value: _check_load,
+    CommandKind.SAVE.value: _check_save,
 }
 
 
@@ -112,6 +125,7 @@ def _check_trainer(s: State) -> None:
         hold(_schedulable(s, _deadlines(s)), "every unconsumed batch can still be trained in time", s.train_version)
     if s.trainer.state is not TrainerState.WAITING:
         return
+    _check_saved(s)
     if s.may_generate_more() and s.newest_publication >= 0 and s.config.admission != "lockstep":
         behind = s.train_version - s.newest_publication
         hold(behind < s.config.sync_interval, "a due sync is begun at once", behind)
@@ -122,6 +136,15 @@ def _check_trainer(s: State) -> None:
         hold(not _schedulable(s, rest, taken=1), "the trainer waits only for a batch that must go first", s.finished())
 
 
+def _check_saved(s: State) -> None:
+    """A due checkpoint is made before anything else is consumed."""
+    behind, points = s.train_version - s.saved_version, s.config.save_points
+    if s.config.admission == "lockstep":
+        hold(not points or s.consumed % points or not behind, "lockstep saves at each save point", s.consumed)
+    else:
+        hold(not points or behind < s.config.save_interval, "a due checkpoint is made at once", behind)
+
+
 def _check_engine(s: State, engine: Engine) -> None:
     """Lockstep: a due sync closes no gate, and an engine with nothing running loads what its batches need."""
     if s.config.admission != "lockstep" or not s.may_generate_more():
@@ -129,7 +152,7 @@ def _check_engine(s: State, engine: Engine) -> None:
     hold(engine.machine.state is not EngineState.DRAINING, "a due sync closes no gate in lockstep", engine)
     if engine.machine.state is EngineState.OPEN and not engine.generating:
         ids = [b.id for b in s.unstarted() if b.engine == engine.index]
-        needs = [lockstep_publication(i, s.config.max_staleness, s.config.sync_interval) for i in ids]
+        needs = [_publication(s, i) for i in ids]
         need = min(needs, default=engine.publication)
         hold(need <= engine.publication or need not in s.publications, "an idle engine loads what is needed", engine)
 
@@ -155,8 +178,8 @@ def check_end(state: State, world: World, *, faulted: bool) -> None:
     """What an ended run owes: everything trained, saved and accounted for, as far as nobody interfered."""
     s, counts = state, state.counts
     hold(not s.parked, "nothing is parked at the end", s.parked)
-    without_step = sum(not world.gives_step(i) for i in range(s.next_id))
-    overtaken = s.train_version * (s.config.workers + s.config.queue_size) if s.config.admission == "greedy" else 0
+    without_step = sum(not world.gives_step(i) for i in range(s.config.first_batch, s.next_id))
+    overtaken = counts["trained"] * (s.config.workers + s.config.queue_size) if s.config.admission == "greedy" else 0
     hold(counts["dropped"] <= without_step + overtaken, "a step makes stale at most what was outstanding", counts)
     if faulted:
         hold(s.outcome in ("failed", "interrupted", "completed"), "a disturbed run has an outcome", s.outcome)

@@ -46,7 +46,7 @@ def _rebuild_states(monitor: Monitor, s: State) -> None:
     machines = [s.run, s.trainer, *(w.machine for w in s.workers), *(e.machine for e in s.engines)]
     monitor.states = {m.entity: m.state.value for m in (*machines, *(b.machine for b in s.batches.values()))}
     monitor.batches = s.next_id
-    for closed in (f"batch-{i}" for i in range(s.next_id) if i not in s.batches):
+    for closed in (f"batch-{i}" for i in range(s.config.first_batch, s.next_id) if i not in s.batches):
         monitor.states[closed] = monitor.ended[closed] = "trained"
 
 

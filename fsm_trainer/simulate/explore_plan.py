@@ -35,6 +35,7 @@ def full_plan() -> Iterator[Case]:
     """Everything within the bounds of this module."""
     yield from undisturbed(range(1, 4), range(4), range(1, 4), (0, 1))
     yield from disturbed((1,), (0, 1, 2), (1, 2), (0, 1))
+    yield from resumed((1, 2), range(4), range(1, 4))
 
 
 def small_plan() -> Iterator[Case]:
@@ -45,6 +46,7 @@ def small_plan() -> Iterator[Case]:
     for index, case in enumerate(disturbed((1,), (0, 1), (1,), (0, 1), crews=((1, 1), (2, 2)), steps=1)):
         if index % 2 == 0:
             yield case
+    yield from resumed((1,), (1, 2), (1, 2), crews=((2, 1),), steps=3)
 
 
 def _configs(
@@ -114,6 +116,22 @@ def disturbed(
         else:
             config, world = _config(values, max_steps=many, save_interval=1), World(no_step=frozenset({0}))
         yield Case(config, world, faults=1, stops=2)
+
+
+def resumed(
+    queues: range | tuple[int, ...],
+    bounds: range | tuple[int, ...],
+    intervals: range | tuple[int, ...],
+    *,
+    crews: tuple[tuple[int, int], ...] = CREWS,
+    steps: int | None = None,
+) -> Iterator[Case]:
+    """Each configuration going on from a checkpoint, of which a publication need not be due, and saving on its way."""
+    for index, values in enumerate(_configs(queues, bounds, intervals, (1,), crews)):
+        many = steps or _DISTURBED_STEPS[int(values["workers"])] + 1
+        first_batch = 3 + index % 2
+        config = _config(values, first_batch=first_batch, first_version=3, max_steps=3 + many, save_interval=2)
+        yield Case(config, World(no_step=frozenset({first_batch + 1 + index % 3})))
 
 
 def refresh_cases(steps: int = 5) -> Iterator[Case]:
