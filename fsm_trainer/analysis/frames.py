@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from fsm_trainer.eventlog.reader import EventLog, read_log
 
+_NAMES = ["machine", "entity"]
 TERMINAL_BATCH_STATES = ("trained", "dropped", "failed", "cancelled")
 
 
@@ -71,43 +73,55 @@ def ended_batches(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def intervals(events: pd.DataFrame) -> pd.DataFrame:
-    """What each machine but the batches did when: machine, entity, state, cause, start_ns, end_ns.
+    """What each machine but the batches did when: machine, entity, state, cause (categories), start_ns, end_ns.
 
     From the first to the last moment of the log, without gap or overlap. `cause` is null outside waits.
     """
     mask = events["kind"].isin(["transition", "wait"]) & (events["machine"] != "batch").fillna(False)
-    rows = events[mask].sort_values(["machine", "entity", "seq"], kind="stable")
+    rows = events.loc[mask, ["t_ns", "kind", *_NAMES, "source", "dest", "reason"]]
     if rows.empty:
-        empty: pd.DataFrame = pd.DataFrame(columns=["machine", "entity", "state", "cause", "start_ns", "end_ns"])
+        empty: pd.DataFrame = pd.DataFrame(columns=[*_NAMES, "state", "cause", "start_ns", "end_ns"])
         return empty
-    spans: pd.DataFrame = pd.concat([_beginnings(rows, int(events["t_ns"].min())), _changes(rows)], ignore_index=True)
-    spans = spans.sort_values(["machine", "entity"], kind="stable", ignore_index=True)
-    following = spans.groupby(["machine", "entity"], sort=False)["start_ns"].shift(-1)
-    ends = following.fillna(-1).astype(np.int64)
-    spans["end_ns"] = ends.where(following.notna(), int(events["t_ns"].max()))
+    changes = _changes(rows)
+    # In the order of their names, a machine's own rows in the order of the log.
+    codes = np.stack([changes[name].cat.codes for name in _NAMES])
+    order = np.lexsort(codes[::-1])
+    first = np.append(True, (np.diff(codes[:, order]) != 0).any(axis=0))
+    here: pd.DataFrame = changes.iloc[np.repeat(order, 1 + first)].reset_index(drop=True)
+    # Before its first row a machine was where that row found it.
+    begun = np.flatnonzero(first) + np.arange(first.sum())
+    here.loc[begun, "state"] = rows["source"].iloc[order[first]].to_numpy(dtype=object)
+    here.loc[begun, "cause"] = None
+    start = here["start_ns"].to_numpy().copy()
+    start[begun] = int(events["t_ns"].min())
+    end = np.append(start[1:], 0)
+    end[np.append(begun[1:] - 1, len(here) - 1)] = int(events["t_ns"].max())
+    spans: pd.DataFrame = here.assign(start_ns=start, end_ns=end)
     return spans
 
 
 def _changes(rows: pd.DataFrame) -> pd.DataFrame:
     """The state and cause from each transition or wait on."""
     moved = (rows["kind"] == "transition").to_numpy(dtype=bool)
+    dest, source, cause = (_categories(rows[name]) for name in ("dest", "source", "reason"))
+    states = dest.categories.union(source.categories)
+    codes = np.where(moved, dest.set_categories(states).codes, source.set_categories(states).codes)
     columns = {
-        "machine": rows["machine"].to_numpy(dtype=object),
-        "entity": rows["entity"].to_numpy(dtype=object),
-        "state": np.where(moved, rows["dest"].to_numpy(dtype=object), rows["source"].to_numpy(dtype=object)),
-        "cause": rows["reason"].astype(object).where(~moved, None).to_numpy(),
+        **{name: _categories(rows[name]) for name in _NAMES},
+        "state": pd.Categorical.from_codes(codes, categories=states),
+        "cause": pd.Categorical.from_codes(np.where(moved, -1, cause.codes), categories=cause.categories),
         "start_ns": rows["t_ns"].to_numpy(dtype=np.int64),
     }
     changes: pd.DataFrame = pd.DataFrame(columns)
     return changes
 
 
-def _beginnings(rows: pd.DataFrame, start_ns: int) -> pd.DataFrame:
-    """Before its first row a machine was where that row found it."""
-    first = rows.groupby(["machine", "entity"], sort=False, as_index=False).first()
-    columns = {"machine": first["machine"], "entity": first["entity"], "state": first["source"]}
-    beginnings: pd.DataFrame = pd.DataFrame(columns).astype(object).assign(cause=None, start_ns=start_ns)
-    return beginnings
+def _categories(column: pd.Series) -> pd.Categorical:
+    """A text column as sorted categories."""
+    encoded = pa.table([pa.array(column.array)], ["text"])["text"].combine_chunks().dictionary_encode()
+    codes = np.asarray(encoded.indices.fill_null(-1))
+    found = pd.Categorical.from_codes(codes, categories=pd.Index(encoded.dictionary.to_pylist(), dtype=object))
+    return found.set_categories(found.categories.sort_values())
 
 
 def residency(spans: pd.DataFrame, start_ns: int | None = None, end_ns: int | None = None) -> pd.DataFrame:
@@ -116,7 +130,8 @@ def residency(spans: pd.DataFrame, start_ns: int | None = None, end_ns: int | No
     end = spans["end_ns"] if end_ns is None else spans["end_ns"].clip(upper=end_ns)
     timed = spans.assign(ns=(end - start).clip(lower=0))
     keys = ["machine", "entity", "state", "cause"]
-    total = timed.groupby(keys, dropna=False, sort=False, as_index=False)["ns"].sum()
+    total = timed.groupby(keys, dropna=False, sort=False, as_index=False, observed=True)["ns"].sum()
+    total = total.astype({name: object for name in keys})
     order = ["machine", "entity", "ns"]
     spent: pd.DataFrame = total[total["ns"] > 0].sort_values(order, ascending=[True, True, False], ignore_index=True)
     return spent

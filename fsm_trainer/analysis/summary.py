@@ -16,6 +16,14 @@ from fsm_trainer.analysis.overlap import Overlap, Sides
 from fsm_trainer.eventlog.reader import EventLog, read_log
 
 
+COLUMNS = (
+    *("seq", "t_ns", "kind", "machine", "entity", "trigger", "source", "dest", "cause_seq", "batch_id", "engine"),
+    *("rollout_version_first", "rollout_version_last", "train_version", "staleness", "tokens"),
+    *("posted_ns", "started_ns", "finished_ns", "reason", "message"),
+)
+"""The columns that a summary needs: a log read with these alone takes less time and memory."""
+
+
 @dataclass(frozen=True)
 class StalenessRow:
     """Batches consumed at one staleness."""
@@ -74,7 +82,7 @@ class Summary:
 
 def summarize(run: str | Path) -> Summary:
     """Summarize a run directory or log file. ValueError if there is no log to read."""
-    return summarize_log(read_log(run))
+    return summarize_log(read_log(run, columns=COLUMNS))
 
 
 def summarize_log(log: EventLog) -> Summary:

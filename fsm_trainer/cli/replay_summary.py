@@ -17,10 +17,10 @@ def add(commands: Any) -> None:
 
 def _summary(args: argparse.Namespace) -> int:
     from fsm_trainer.analysis.report import render
-    from fsm_trainer.analysis.summary import summarize_log
+    from fsm_trainer.analysis.summary import COLUMNS, summarize_log
     from fsm_trainer.eventlog.reader import read_log
 
-    log = read_log(args.run)
+    log = read_log(args.run, columns=COLUMNS)
     summary = summarize_log(log)
     print(json.dumps(summary.to_dict(), indent=2) if args.json else render(summary))
     return DIVERGED if log.damaged else OK

@@ -58,18 +58,23 @@ class Segment:
             batches = [pa.ipc.read_record_batch(frame.message, self.schema) for frame in frames]
         except pa.ArrowException as error:
             raise FrameError("a record batch does not fit the schema") from error
-        good = _dense(batches, first_seq + self.rows)
-        kept = [batch for batch in batches[:good] if batch.num_rows]
-        if kept:
-            table = pa.Table.from_batches(kept, self.schema)
-            # A copy, so that the window's bytes are let go.
-            self.tables.append((table if columns is None else table.select(columns)).combine_chunks())
+        table, good = self._table(batches, columns), len(batches)
+        if not _continues(table, first_seq + self.rows):
+            good = _dense(batches, first_seq + self.rows)
+            table = self._table(batches[:good], columns)
+        if table.num_rows:
+            self.tables.append(table)
             self.rows += table.num_rows
         if good:
             self._move_on(buffer, frames[:good], batches[good - 1].num_rows == 0)
         if good < len(frames):
             expected = first_seq + self.rows
             raise FrameError(f"seq is not dense: a record batch does not begin with {expected} and count on")
+
+    def _table(self, batches: Sequence[pa.RecordBatch], columns: list[str] | None) -> pa.Table:
+        """The rows in one piece: a copy, so that the window's bytes are let go."""
+        table = pa.Table.from_batches(batches, self.schema)
+        return (table if columns is None else table.select(columns)).combine_chunks()
 
     def _move_on(self, buffer: pa.Buffer, frames: Sequence[Frame], empty: bool) -> None:
         rows_end = frames[-1].start if empty else frames[-1].end
@@ -115,7 +120,11 @@ def _windows(segment: Segment, file: BinaryIO) -> Iterator[pa.Buffer]:
         length = length * 2 if segment.end == before else _WINDOW
         before = segment.end
         file.seek(before)
-        yield pa.py_buffer(file.read(min(length, segment.size - before)))
+        wanted = min(length, segment.size - before)
+        data = file.read(wanted)
+        if len(data) < wanted:  # cut off while it is read
+            segment.size = before + len(data)
+        yield pa.py_buffer(data)
 
 
 def _good_frames(buffer: pa.Buffer, *, final: bool) -> tuple[list[Frame], bool, FrameError | None]:
@@ -147,12 +156,19 @@ def _rest(segment: Segment, file: BinaryIO) -> pa.Buffer:
 def _dense(batches: Sequence[pa.RecordBatch], first: int) -> int:
     """How many of the record batches continue `seq` without a gap."""
     for number, batch in enumerate(batches):
-        column = batch.column("seq")
-        seq = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + batch.num_rows]
-        if column.null_count or not np.array_equal(seq, np.arange(first, first + batch.num_rows)):
+        if not _continues(pa.table(batch), first):
             return number
         first += batch.num_rows
     return len(batches)
+
+
+def _continues(table: pa.Table, first: int) -> bool:
+    """Whether `seq`, in one piece, counts on from `first`."""
+    column = table["seq"].combine_chunks()
+    if not table.num_rows:
+        return True
+    seq = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + table.num_rows]
+    return column.null_count == 0 and np.array_equal(seq, np.arange(first, first + table.num_rows))
 
 
 def _read_head(path: Path, file: BinaryIO, size: int) -> Segment:

@@ -229,7 +229,13 @@ def test_intervals_by_hand() -> None:
     spans = intervals(hand_made())
     trainer = spans[spans["entity"] == "trainer"]
     found = list(
-        zip(trainer["state"], trainer["cause"].fillna(""), trainer["start_ns"], trainer["end_ns"], strict=True)
+        zip(
+            trainer["state"],
+            trainer["cause"].astype(object).fillna(""),
+            trainer["start_ns"],
+            trainer["end_ns"],
+            strict=True,
+        )
     )
     assert found == [
         ("waiting", "", 0, 10),
@@ -243,7 +249,9 @@ def test_intervals_by_hand() -> None:
 def test_residency_within_a_stretch_by_hand() -> None:
     spent = residency(intervals(hand_made()), 30, 70)
     trainer = spent[spent["entity"] == "trainer"]
-    found = dict(zip(zip(trainer["state"], trainer["cause"].fillna(""), strict=True), trainer["ns"], strict=True))
+    found = dict(
+        zip(zip(trainer["state"], trainer["cause"].astype(object).fillna(""), strict=True), trainer["ns"], strict=True)
+    )
     assert found == {("waiting", "reward"): 20, ("waiting", "generation"): 10, ("training", ""): 10}
 
 
