@@ -121,7 +121,8 @@ def _categories(column: pd.Series) -> pd.Categorical:
     encoded = pa.table([pa.array(column.array)], ["text"])["text"].combine_chunks().dictionary_encode()
     codes = np.asarray(encoded.indices.fill_null(-1))
     found = pd.Categorical.from_codes(codes, categories=pd.Index(encoded.dictionary.to_pylist(), dtype=object))
-    return found.set_categories(found.categories.sort_values())
+    ordered: pd.Categorical = found.set_categories(found.categories.sort_values())
+    return ordered
 
 
 def residency(spans: pd.DataFrame, start_ns: int | None = None, end_ns: int | None = None) -> pd.DataFrame:
@@ -131,7 +132,7 @@ def residency(spans: pd.DataFrame, start_ns: int | None = None, end_ns: int | No
     timed = spans.assign(ns=(end - start).clip(lower=0))
     keys = ["machine", "entity", "state", "cause"]
     total = timed.groupby(keys, dropna=False, sort=False, as_index=False, observed=True)["ns"].sum()
-    total = total.astype({name: object for name in keys})
+    total = total.astype(dict.fromkeys(keys, object))
     order = ["machine", "entity", "ns"]
     spent: pd.DataFrame = total[total["ns"] > 0].sort_values(order, ascending=[True, True, False], ignore_index=True)
     return spent

@@ -15,7 +15,6 @@ from fsm_trainer.analysis import frames, overlap
 from fsm_trainer.analysis.overlap import Overlap, Sides
 from fsm_trainer.eventlog.reader import EventLog, read_log
 
-
 COLUMNS = (
     *("seq", "t_ns", "kind", "machine", "entity", "trigger", "source", "dest", "cause_seq", "batch_id", "engine"),
     *("rollout_version_first", "rollout_version_last", "train_version", "staleness", "tokens"),
