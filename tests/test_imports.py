@@ -20,7 +20,7 @@ ROOMS: dict[str, set[str]] = {
     "algorithms": {"core.batch"},
     # Reward processes die with the run, and tell failures, as engine processes do.
     "data": {"runtime.child", "runtime.failures"},
-    "config": {"core.config", "data"},
+    "config": {"core.config", "data", "algorithms.registry", "algorithms.objective", "algorithms.advantages"},
     "presets": {"config", "engines.tiny"},
     "replay": {"core", "eventlog"},
     "analysis": {"eventlog"},
@@ -58,7 +58,7 @@ LIBRARIES: dict[str, set[str]] = {
     "core": {"transitions"},
     "eventlog": {"pyarrow", "numpy"},
     "runtime": {"structlog"},
-    "engines": {"torch", "transformers", "tokenizers", "safetensors", "numpy", "vllm"},
+    "engines": {"torch", "transformers", "tokenizers", "safetensors", "numpy", "vllm", "peft", "bitsandbytes"},
     "algorithms": {"torch", "numpy"},
     "data": {"datasets", "math_verify", "pyarrow", "reasoning_gym", "transformers"},
     "config": {"pydantic", "pydantic_core", "yaml", "torch", "huggingface_hub"},

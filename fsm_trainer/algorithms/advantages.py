@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 AdvantageFn = Callable[[Sequence[Sequence[float]]], "tuple[tuple[float, ...], ...]"]
 """Maps the rewards of each prompt group to the advantages of each prompt group."""
@@ -32,7 +33,8 @@ def mean_centred_advantages(rewards: Sequence[Sequence[float]]) -> tuple[tuple[f
     return group_advantages(rewards, normalize_std=False)
 
 
-ADVANTAGES: dict[str, AdvantageFn] = {"group": group_advantages, "none": mean_centred_advantages}
+AdvantageStd = Literal["group", "none"]
+ADVANTAGES: dict[AdvantageStd, AdvantageFn] = {"group": group_advantages, "none": mean_centred_advantages}
 """Choice of `--advantage-std` -> advantage function."""
 
 

@@ -16,6 +16,8 @@ Aggregation = Literal["token-mean", "sequence-mean", "constant"]
 KLEstimator = Literal["k1", "k2", "k3"]
 Correction = Literal["none", "token-truncate", "sequence-truncate", "token-mask", "sequence-mask", "decoupled"]
 
+CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
+
 DEFAULT_BANDS: dict[Correction, tuple[float, float]] = {"token-mask": (0.5, 5.0), "sequence-mask": (0.9, 1.1)}
 """Band of each masking correction where none is given: IcePop's for tokens; a geometric mean varies far less."""
 
@@ -54,7 +56,7 @@ class Objective:
         self._check_choice("surrogate", self.surrogate, get_args(Surrogate))
         self._check_choice("aggregation", self.aggregation, get_args(Aggregation))
         self._check_choice("kl_estimator", self.kl_estimator, get_args(KLEstimator))
-        self._check_choice("correction", self.correction, get_args(Correction))
+        self._check_choice("correction", self.correction, CORRECTIONS)
         for name in ("clip_low", "clip_high", "correction_cap"):
             value = getattr(self, name)
             if not 0.0 < value < math.inf:

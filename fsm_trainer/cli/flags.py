@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from pydantic.fields import FieldInfo
 
@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add(section: argparse._ArgumentGroup, name: str, setting: FieldInfo) -> None:
     spellings = (flag(name), *_ALIASES.get(name, ()))
-    if setting.annotation is bool:
+    if bool in (setting.annotation, *get_args(setting.annotation)):
         section.add_argument(*spellings, nargs="?", const="true", metavar="true|false", help=_help(setting))
         negated = f"--no-{flag(name)[2:]}"
         section.add_argument(negated, dest=name, action="store_const", const="false", help="The same as false")

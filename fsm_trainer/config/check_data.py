@@ -62,7 +62,7 @@ def open_prompts(config: TrainConfig, tokenizer: Any, dataset: Rows | None) -> t
     source = PromptSource(
         dataset,
         tokenizer,
-        batch_size=config.batch_size,
+        batch_size=config.prompts_per_batch,
         epochs=config.epochs,
         seed=config.seed,
         max_prompt_tokens=config.max_prompt_tokens,

@@ -7,62 +7,25 @@ has the setting. This module knows nothing of flags, files or devices.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from fsm_trainer.algorithms.registry import algorithm_names
+from fsm_trainer.config.objective_settings import ObjectiveSettings
+from fsm_trainer.config.settings_group import SettingsGroup
+
 _SAMPLES_KEPT = re.compile("all|none|[1-9][0-9]{0,8}")
-MOST = 10**9
-"""Largest count, and most seconds, that a setting may have: thirty years of them."""
 
 
-class _Group(BaseModel):
-    """Rules that hold for every setting."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        allow_inf_nan=False,
-        coerce_numbers_to_str=True,
-        validate_default=True,
-    )
-
-    @field_validator("*")
-    @classmethod
-    def _usable_text(cls, value: Any) -> Any:
-        """Refuse text that no file or device can be named by; an empty path would mean the current folder."""
-        if isinstance(value, str):
-            if not value.strip():
-                raise PydanticCustomError("empty_text", "a text that is not empty; leave it out for its default")
-            if "\0" in value or not _is_unicode(value):
-                raise PydanticCustomError("odd_text", "UTF-8 text without null characters")
-        return value
-
-    @field_validator("*")
-    @classmethod
-    def _usable_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse a count or a time that torch, the clock or the log cannot reach; nobody means it."""
-        bounded = isinstance(value, int) or (isinstance(value, float) and str(info.field_name).endswith("_s"))
-        if bounded and value > MOST:
-            raise PydanticCustomError("huge_number", "at most {most}", {"most": MOST})
-        return value
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it can be written as UTF-8: bytes of an argument that are none come as lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-class BasicSettings(_Group):
+class BasicSettings(SettingsGroup):
     """What to run, on what, and how long."""
 
-    algo: Literal["grpo", "gspo", "async-grpo", "async-gspo"] = Field(
-        "async-grpo", description="Algorithm; the async ones (experimental) overlap rollout and training"
+    algo: str = Field(
+        "async-grpo",
+        description="Algorithm; the async ones (experimental) overlap rollout and training",
+        json_schema_extra={"enum": list(algorithm_names())},
     )
     ckpt: str | None = Field(None, description="Model to train: a folder for from_pretrained, or a hub name")
     dataset_path: str | None = Field(
@@ -99,8 +62,16 @@ class BasicSettings(_Group):
     start_timeout_s: float = Field(600.0, ge=0, description="Limit for starting the engines (0: none)")
     shutdown_timeout_s: float = Field(30.0, ge=0, description="Limit for ending what is in flight (0: none)")
 
+    @field_validator("algo")
+    @classmethod
+    def _check_algo_name(cls, value: str) -> str:
+        """Algorithms that a program registered itself count too."""
+        if value not in algorithm_names():
+            raise PydanticCustomError("algo", "one of {names}", {"names": ", ".join(algorithm_names())})
+        return value
 
-class RolloutSettings(_Group):
+
+class RolloutSettings(SettingsGroup):
     """How completions are generated and scored."""
 
     rollout_engine: Literal["hf", "vllm"] = Field(
@@ -141,7 +112,7 @@ class RolloutSettings(_Group):
     reward_timeout_s: float = Field(600.0, ge=0, description="Limit for scoring one batch (0: none)")
 
 
-class TrainSettings(_Group):
+class TrainSettings(SettingsGroup):
     """How the weights are updated."""
 
     mini_bs: int = Field(16, ge=1, description="Sequences per forward and backward pass (micro-batch)")
@@ -157,9 +128,15 @@ class TrainSettings(_Group):
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's second-moment decay")
     weight_decay: float = Field(1e-2, ge=0, description="AdamW's decoupled weight decay")
     grad_clip_norm: float = Field(1.0, gt=0, description="Global gradient norm clipped to")
-    grpo_clip_eps: float = Field(0.2, gt=0, description="Clip range of GRPO's token ratio")
-    gspo_clip_eps: float = Field(3e-4, gt=0, description="Clip range of GSPO's sequence ratio")
-    entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus")
+    max_logprob_gap: float | None = Field(
+        None,
+        ge=0,
+        description="Largest mean |rollout - trainer| logprob for one version; past it the run stops (0: no check; "
+        "default: by --dtype)",
+    )
+    sync_probe_prompts: int = Field(
+        4, ge=0, le=64, description="Prompts that trainer and engine score after each sync, to compare (0: none)"
+    )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Type of the computation and the served weights; trained weights stay float32"
     )
@@ -167,7 +144,7 @@ class TrainSettings(_Group):
     sync_timeout_s: float = Field(300.0, ge=0, description="Limit for one export or load of weights (0: none)")
 
 
-class AsyncSettings(_Group):
+class AsyncSettings(SettingsGroup):
     """How far rollout may run ahead of training; only for the async algorithms."""
 
     async_queue_size: int = Field(2, ge=1, description="Batches the train queue holds")
@@ -187,7 +164,7 @@ class AsyncSettings(_Group):
     )
 
 
-class CheckpointSettings(_Group):
+class CheckpointSettings(SettingsGroup):
     """What is kept of the weights."""
 
     save_path: str | None = Field(None, description="Folder of the checkpoints (default: OUTPUT_DIR/checkpoints)")
@@ -195,7 +172,7 @@ class CheckpointSettings(_Group):
     save_timeout_s: float = Field(1800.0, ge=0, description="Limit for writing one checkpoint (0: none)")
 
 
-class ObservabilitySettings(_Group):
+class ObservabilitySettings(SettingsGroup):
     """What is shown and recorded besides the event log."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level of log lines")
@@ -224,6 +201,7 @@ GROUPS: dict[str, type[BaseModel]] = {
     "Basic": BasicSettings,
     "Rollout": RolloutSettings,
     "Train": TrainSettings,
+    "Objective": ObjectiveSettings,
     "Async": AsyncSettings,
     "Checkpoint": CheckpointSettings,
     "Observability": ObservabilitySettings,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -41,6 +41,8 @@ def json_schema() -> str:
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
     """Allowed texts of a setting that has a fixed set of them."""
+    if isinstance(field.json_schema_extra, dict) and "enum" in field.json_schema_extra:
+        return tuple(map(str, cast("list[str]", field.json_schema_extra["enum"])))
     for part in (field.annotation, *get_args(field.annotation)):
         if get_origin(part) is Literal:
             return tuple(str(choice) for choice in get_args(part))

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from fsm_trainer.algorithms.registry import get_algorithm
 from fsm_trainer.config.devices import parse_devices
 from fsm_trainer.config.errors import ConfigError, flag, one_line, shown, suggestion
 from fsm_trainer.config.groups import (
@@ -24,6 +25,7 @@ from fsm_trainer.config.groups import (
     RolloutSettings,
     TrainSettings,
 )
+from fsm_trainer.config.objective_settings import ObjectiveSettings, check_objective, spare_prompts
 from fsm_trainer.core.config import Deadlines, SchedulerConfig
 
 ASYNC_SETTINGS = frozenset(AsyncSettings.model_fields)
@@ -31,7 +33,13 @@ ASYNC_SETTINGS = frozenset(AsyncSettings.model_fields)
 
 # Pydantic collects fields from the last base to the first; listed backwards they come in the order of `--help`.
 class TrainConfig(
-    ObservabilitySettings, CheckpointSettings, AsyncSettings, TrainSettings, RolloutSettings, BasicSettings
+    ObservabilitySettings,
+    CheckpointSettings,
+    AsyncSettings,
+    ObjectiveSettings,
+    TrainSettings,
+    RolloutSettings,
+    BasicSettings,
 ):
     """All settings of one run. Raises `pydantic.ValidationError`; `build` raises a one-line `ConfigError` instead."""
 
@@ -46,12 +54,17 @@ class TrainConfig(
     @property
     def is_async(self) -> bool:
         """Whether rollout and training overlap."""
-        return self.algo.startswith("async-")
+        return get_algorithm(self.algo).asynchronous
 
     @property
     def rows_per_batch(self) -> int:
-        """Sequences in one whole batch."""
+        """Sequences that one whole batch is trained on."""
         return self.batch_size * self.n_samples
+
+    @property
+    def prompts_per_batch(self) -> int:
+        """Prompts that are served and generated for one whole batch, spare ones included."""
+        return self.batch_size + spare_prompts(self)
 
     @property
     def rollout_groups(self) -> tuple[tuple[str, ...], ...]:
@@ -85,6 +98,7 @@ class TrainConfig(
         self._check_algo()
         self._check_engines()
         self._check_batch()
+        check_objective(self)
         if self.top_k == 0:
             raise ValueError("--top-k is 0, expected -1 (off) or at least 1")
         self._check_decay()

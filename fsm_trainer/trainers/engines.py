@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fsm_trainer.algorithms.objective import Objective
 from fsm_trainer.algorithms.registry import get_algorithm
 from fsm_trainer.config import TrainConfig
+from fsm_trainer.config.objective_settings import make_objective
 from fsm_trainer.engines.base import RolloutEngine, SamplingParams, TrainEngine
 from fsm_trainer.runtime.host import EngineHost, InlineHost, ProcessHost
-
-
-def make_objective(config: TrainConfig) -> Objective:
-    """What the run minimises: the algorithm's preset with the settings that were given."""
-    spec = get_algorithm(config.algo)
-    sequence = spec.ratio_level == "sequence"
-    return spec.objective(
-        max_new_tokens=config.max_new_tokens,
-        clip_low=config.gspo_clip_eps if sequence else config.grpo_clip_eps,
-        entropy_coef=config.entropy_coef,
-    )
 
 
 def make_train_engine(config: TrainConfig) -> TrainEngine:

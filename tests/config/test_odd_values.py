@@ -31,7 +31,8 @@ def test_text_that_names_nothing(name: str, value: str) -> None:
     ("values", "message"),
     [
         ({"lr": ""}, "--lr is '', expected a number"),
-        ({"algo": ""}, "--algo is '', expected one of grpo, gspo, async-grpo, async-gspo"),
+        ({"algo": ""}, "--algo is '', expected a text that is not empty; leave it out for its default"),
+        ({"kl_estimator": ""}, "--kl-estimator is '', expected one of k1, k2, k3"),
         ({"seed": 2**31}, "--seed is 2147483648, expected less than 2147483648"),
         ({"batch_size": "9" * 5000}, f"--batch-size is {'9' * 77}..., expected a whole number"),
         ({"output_dir": "a\nb\0"}, r"--output-dir is 'a\nb\x00', expected UTF-8 text without null characters"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from fsm_trainer.algorithms.registry import algorithm_names
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.config.reference import SCHEMA_FILE, TABLE_FILE, json_schema, settings_table, with_table
 
@@ -28,7 +29,7 @@ def test_schema_describes_the_runs_config_json() -> None:
     assert schema["additionalProperties"] is False
     assert schema["properties"]["batch_size"]["minimum"] == 1
     assert schema["properties"]["batch_size"]["x-group"] == "Rollout"
-    assert schema["properties"]["algo"]["enum"] == ["grpo", "gspo", "async-grpo", "async-gspo"]
+    assert schema["properties"]["algo"]["enum"] == list(algorithm_names())
     assert all(schema["properties"][name]["default"] == value for name, value in written.items())
 
 
