@@ -38,6 +38,11 @@ def weights(engine):
     return {name: parameter.detach().clone() for name, parameter in engine._model.named_parameters()}
 
 
+def timeless(result):
+    """A result without what a clock says."""
+    return (result.stepped, result.train_version, {k: v for k, v in result.metrics.items() if k != "tokens_per_s"})
+
+
 def equal(first, second):
     return all(torch.equal(value, second[name]) for name, value in first.items())
 
@@ -108,7 +113,7 @@ def test_micro_batches_do_not_change_the_step(trainer, ckpt, algorithm):
         engine = trainer(objective=objective, mini_bs=mini_bs, grad_clip_norm=None)
         result = engine.train(batch)
         gradients = {name: p.grad.clone() for name, p in engine._model.named_parameters()}
-        results.append((result.metrics, gradients))
+        results.append((timeless(result)[2], gradients))
     metrics, gradients = results[-1]
     for other_metrics, other in results[:-1]:
         assert other_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
@@ -153,6 +158,8 @@ def test_metrics_of_one_step(trainer, ckpt):
         "entropy",
         "approx_kl",
         "lr",
+        "skipped_steps",
+        "tokens_per_s",
         "loss_tokens",
         "logprob_gap",
         "logprob_gap_signed",
@@ -223,7 +230,7 @@ def test_an_entropy_bonus_is_reason_enough_for_a_step(trainer, ckpt):
 def test_micro_batches_without_a_token_in_the_loss_are_passed_over(trainer, ckpt):
     empty, full = sequence(ckpt, (5, 6), (), 1.0), sequence(ckpt, (5, 6), (7, 8), 1.0)
     one, two = trainer(mini_bs=1), trainer(mini_bs=1)
-    assert one.train([empty, full]).metrics == two.train([full]).metrics
+    assert timeless(one.train([empty, full])) == timeless(two.train([full]))
     assert equal(weights(one), weights(two))
 
 
@@ -250,7 +257,7 @@ def test_a_value_that_is_not_finite_stops_before_the_step(trainer, ckpt, broken,
 def test_two_engines_take_the_same_steps_to_the_bit(trainer, ckpt):
     one, two = trainer(mini_bs=2, seed=3), trainer(mini_bs=2, seed=3)
     for _ in range(3):
-        assert one.train(ragged(ckpt)) == two.train(ragged(ckpt))
+        assert timeless(one.train(ragged(ckpt))) == timeless(two.train(ragged(ckpt)))
     assert equal(weights(one), weights(two))
 
 
