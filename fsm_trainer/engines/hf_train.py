@@ -184,7 +184,7 @@ class HFTrainEngine:
         save_checkpoint(self._saved, self._tokenizer, directory)
         save_state(
             directory,
-            dict(trained_tensors(model)),
+            dict(trained_parameters(model)),
             self._optimizer,
             reference=self._changing_reference(),
             counters={"steps": self._steps, "skipped": self._skipped},
@@ -194,7 +194,7 @@ class HFTrainEngine:
         """Go on from what `save` wrote; returns the optimiser steps taken before."""
         model = self._ready_model()
         load_weights(directory, self._saved, adapters=self._lora is not None)
-        parameters, reference = dict(trained_tensors(model)), self._changing_reference()
+        parameters, reference = dict(trained_parameters(model)), self._changing_reference()
         counters = load_state(directory, parameters, self._optimizer, reference=reference)
         self._steps, self._skipped = counters["steps"], counters["skipped"]
         return self._steps
