@@ -77,7 +77,7 @@ class TrainResult:
     stepped: bool
     """False when no optimiser step was taken (nothing to learn from, or a skipped non-finite gradient)."""
     train_version: int
-    """Optimiser steps this engine has taken since it started."""
+    """Optimiser steps this engine has taken, those before a restored checkpoint included."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Value of every metric of `trainers/metric_names.py` that the step measured."""
     rates: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -132,7 +132,10 @@ class TrainEngine(Protocol):
         """Free a published snapshot that no engine will load any more."""
 
     def save(self, directory: str) -> None:
-        """Write a checkpoint that `from_pretrained` loads; complete when it returns."""
+        """Write into a folder what `from_pretrained` loads and what `restore` needs; complete when it returns."""
+
+    def restore(self, directory: str) -> int:
+        """Go on from what `save` wrote, as if never stopped; called after `start`. Returns the steps taken before."""
 
     def close(self) -> None:
         """Free everything, published snapshots included; called once."""

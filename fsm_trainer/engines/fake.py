@@ -202,6 +202,11 @@ class FakeTrainEngine:
         Path(directory).mkdir(parents=True, exist_ok=True)
         Path(directory, "fake.json").write_text(json.dumps({"train_version": self.train_version}))
 
+    def restore(self, directory: str) -> int:
+        """Count on from `fake.json`."""
+        self.train_version = json.loads(Path(directory, "fake.json").read_text())["train_version"]
+        return self.train_version
+
     def close(self) -> None:
         """Forget everything published."""
         self.published.clear()

@@ -53,6 +53,7 @@ class TrainContract:
             self.reports_finite_metrics,
             self.exports_the_version_it_is_told,
             self.saves_a_whole_checkpoint,
+            self.a_restored_engine_goes_on,
             self.closes_with_snapshots_published,
         ]
         if self._flat is not None:
@@ -152,6 +153,26 @@ class TrainContract:
                 assert any(Path(parent, name).iterdir()), "save returned before any file was there"
             left = sorted(path.name for path in Path(parent).iterdir())
             assert left == ["step-1", "step-2"], f"save left other things behind: {left}"
+
+    def a_restored_engine_goes_on(self) -> None:
+        """An engine that restored a checkpoint takes the same steps as the one that saved it."""
+        with tempfile.TemporaryDirectory() as parent:
+            folder = str(Path(parent, "step-2"))
+            with self._engine() as engine:
+                for _ in range(2):
+                    engine.train(self._sequences)
+                engine.save(folder)
+                expected = self._next_step(engine)
+            with self._engine() as engine:
+                restored = engine.restore(folder)
+                assert restored == 2, f"restored a checkpoint of 2 steps, reports {restored}"
+                found = self._next_step(engine)
+        assert found == expected, f"goes on with {found[:2]} instead of {expected[:2]}, or with other weights"
+
+    def _next_step(self, engine: TrainEngine) -> tuple[int, float, bytes]:
+        result = engine.train(self._sequences)
+        weights = b"" if self._read is None else self._read(engine.export(result.train_version))
+        return result.train_version, result.metrics["loss"], weights
 
     def closes_with_snapshots_published(self) -> None:
         """`close` frees published snapshots too."""

@@ -232,6 +232,13 @@ class Untidy(FakeTrainEngine):
         Path(f"{directory}.tmp").mkdir()
 
 
+class Forgetful(FakeTrainEngine):
+    def restore(self, directory: str) -> int:
+        counted = super().restore(directory)
+        self.train_version = 0
+        return counted
+
+
 @pytest.mark.parametrize(
     ("engine", "name"),
     [
@@ -239,6 +246,7 @@ class Untidy(FakeTrainEngine):
         (Silent, "reports_finite_metrics"),
         (OneVersion, "exports_the_version_it_is_told"),
         (Untidy, "saves_a_whole_checkpoint"),
+        (Forgetful, "a_restored_engine_goes_on"),
     ],
 )
 def test_a_train_engine_that_breaks_a_promise_fails_its_check(engine: Callable[..., Any], name: str) -> None:
