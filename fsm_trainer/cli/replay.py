@@ -12,9 +12,11 @@ import sys
 from collections.abc import Sequence
 
 from fsm_trainer.cli import (
+    replay_compact,
     replay_diagram,
     replay_diff,
     replay_events,
+    replay_recover,
     replay_samples,
     replay_summary,
     replay_timeline,
@@ -23,7 +25,17 @@ from fsm_trainer.cli import (
 from fsm_trainer.cli.replay_args import INTERRUPTED, OK, USAGE
 from fsm_trainer.cli.streams import open_closed_streams
 
-COMMANDS = (replay_summary, replay_events, replay_samples, replay_timeline, replay_diff, replay_diagram, replay_whatif)
+COMMANDS = (
+    replay_summary,
+    replay_events,
+    replay_samples,
+    replay_timeline,
+    replay_diff,
+    replay_diagram,
+    replay_whatif,
+    replay_recover,
+    replay_compact,
+)
 """In the order of `--help`."""
 
 
