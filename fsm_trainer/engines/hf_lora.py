@@ -70,7 +70,7 @@ def attach_lora(model: PreTrainedModel, settings: LoraSettings, seed: int = 0) -
 
 
 def trained_parameters(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Names and values of what is trained: all parameters, or the adapters alone."""
+    """Names and values of what is trained: all parameters, or the adapters alone; a tied one has one name."""
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 

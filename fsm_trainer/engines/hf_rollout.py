@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fsm_trainer.engines.base import Rollout, RolloutRequest, Sample, SamplingParams, Scores, Snapshot
+from fsm_trainer.engines.hf_lora import LoraSettings, attach_lora
 from fsm_trainer.engines.hf_model import (
     SpecialTokens,
     cache_argument,
@@ -36,13 +37,25 @@ class HFRolloutEngine:
     """A `RolloutEngine` on transformers. `start` builds the model; it serves only after a first `load_weights`."""
 
     def __init__(
-        self, ckpt: str, sampling: SamplingParams, *, device: str = "cpu", dtype: str = "float32", threads: int = 1
+        self,
+        ckpt: str,
+        sampling: SamplingParams,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        threads: int = 1,
+        lora: LoraSettings | None = None,
     ) -> None:
-        """Keep the settings. `ckpt` gives the architecture; the weights come from snapshots."""
+        """Keep the settings. `ckpt` gives the architecture; the weights come from snapshots.
+
+        With `lora`, those of the train engine, the snapshots hold the adapters and `ckpt` all other weights.
+        """
         check_sampling(sampling)
         self._ckpt, self._sampling = ckpt, sampling
         self._device, self._dtype, self._threads = device, dtype, threads
+        self._lora = lora
         self._model: PreTrainedModel | None = None
+        self._served: dict[str, torch.nn.Parameter] = {}
         self._special = SpecialTokens((), 0)
         self._version: int | None = None
         self._aborted = threading.Event()
@@ -51,13 +64,18 @@ class HFRolloutEngine:
         """Build the model."""
         set_threads(self._threads)
         self._model = load_model(self._ckpt, self._device, self._dtype)
+        if self._lora is not None:
+            attach_lora(self._model, self._lora)
+        named = self._model.named_parameters(remove_duplicate=False)
+        self._served = {name: parameter for name, parameter in named if parameter.requires_grad}
         self._model.requires_grad_(False)
         self._special = special_tokens(self._model, load_tokenizer(self._ckpt))
 
     def load_weights(self, snapshot: Snapshot) -> int:
-        """Install a snapshot. Every parameter must be covered; after a failure part way the engine serves nothing."""
+        """Install a snapshot. Every trained parameter must be covered; after a failure part way the engine serves nothing."""
         set_threads(self._threads)
-        parameters = dict(self._ready_model().named_parameters(remove_duplicate=False))
+        self._ready_model()
+        parameters = self._served
         tensors = dict(read_snapshot(snapshot))
         _check_coverage(parameters, tensors)
         self._version = None
@@ -98,6 +116,7 @@ class HFRolloutEngine:
     def close(self) -> None:
         """Drop the model."""
         self._model, self._version = None, None
+        self._served = {}
 
     def _ready_model(self) -> PreTrainedModel:
         if self._model is None:
