@@ -186,6 +186,11 @@ class ObservabilitySettings(SettingsGroup):
         json_schema_extra={"pattern": _SAMPLES_KEPT.pattern},
     )
 
+    log_segment_mb: int = Field(
+        0, ge=0, le=1 << 20, description="Megabytes after which the event log goes on in another file (0: one file)"
+    )
+    log_compact: bool = Field(False, description="Compact the event log once the run has ended")
+
     @field_validator("log_samples")
     @classmethod
     def _check_log_samples(cls, value: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsm_trainer.config import ConfigError, TrainConfig
+from fsm_trainer.eventlog.layout import COMPACT_NAMES
 from fsm_trainer.eventlog.schema import LOG_NAME
 
 
@@ -48,6 +49,12 @@ class RunDirectory:
     def events(self) -> Path:
         """The event log."""
         return self.path / LOG_NAME
+
+    @property
+    def kept_log(self) -> Path:
+        """The event log as the run left it: the stream, or what it was compacted into."""
+        compacted = (self.path / name for name in COMPACT_NAMES.values())
+        return next((path for path in compacted if path.is_file()), self.events)
 
     @property
     def metrics(self) -> Path:

@@ -20,6 +20,7 @@ from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Input, InputKind
 from fsm_trainer.core.scheduler import Scheduler
 from fsm_trainer.data.datasets import Rows
+from fsm_trainer.eventlog.compact import compact
 from fsm_trainer.eventlog.schema import log_metadata
 from fsm_trainer.eventlog.writer import EventLogWriter
 from fsm_trainer.runtime.clock import Clock, MonotonicClock
@@ -116,8 +117,8 @@ class Trainer:
             # First, so that until all is closed a second stop cannot break off the closing.
             stack.enter_context(stop_signals(inbox.put))
             metadata = log_metadata(config, self.config.model_dump(mode="json"), code_rev=code_rev())
-            log = EventLogWriter(run.events, metadata=metadata)
-            stack.callback(_close_log, log, failures)
+            log = EventLogWriter(run.events, metadata=metadata, segment_bytes=self.config.log_segment_mb << 20)
+            stack.callback(_close_log, log, failures, compacts=self.config.log_compact)
             operations = self._operations(run, clock, inbox.put)
             stack.callback(_close_operations, operations)
             lanes = Lanes(operations, inbox.put, clock)
@@ -267,12 +268,19 @@ def _close_operations(operations: RunOperations) -> None:
         _log.warning("engine_close_failed", message=str(error))
 
 
-def _close_log(log: EventLogWriter, failures: list[OSError]) -> None:
-    """A log whose last rows cannot be written has failed the run, like one that failed before."""
+def _close_log(log: EventLogWriter, failures: list[OSError], *, compacts: bool) -> None:
+    """A log whose last rows cannot be written has failed the run, like one that failed before.
+
+    One that cannot be compacted is as good as it was.
+    """
     try:
         log.close()
+        if compacts:
+            compact(log.path.parent)
     except OSError as error:
         failures.append(error)
+    except ValueError as error:
+        _log.warning("event_log_not_compacted", message=str(error))
 
 
 def code_rev() -> str:
