@@ -9,6 +9,7 @@ import platform
 from fsm_trainer.config.devices import parse_devices
 from fsm_trainer.config.errors import flag
 from fsm_trainer.config.groups import GROUPS
+from fsm_trainer.config.objective_settings import make_objective, overlong_buffer
 from fsm_trainer.config.preflight import Inputs, plan_warnings
 from fsm_trainer.config.train_config import TrainConfig
 from fsm_trainer.trainers.run_directory import RunDirectory
@@ -44,7 +45,8 @@ def _plan_rows(config: TrainConfig, inputs: Inputs) -> list[tuple[str, str]]:
         ("deadlines [s]", json.dumps(scheduler.to_dict()["deadlines"])),
         ("dataset", _dataset(inputs)),
         *[("reward" if i == 0 else "", line) for i, line in enumerate(inputs.rewards.describe(config))],
-        ("batch", f"{config.batch_size} prompts x {config.n_samples} samples = {config.rows_per_batch} sequences"),
+        ("batch", _batch(config)),
+        ("objective", _objective(config)),
         ("steps", f"{scheduler.max_steps}, of {prompts.total_batches} batches in {config.epochs} epoch(s)"),
         ("context", f"{config.max_prompt_tokens + config.max_new_tokens} of {inputs.context or 'unknown'} positions"),
         ("event log", str(run.events)),
@@ -60,6 +62,26 @@ def _dataset(inputs: Inputs) -> str:
     too_long = inputs.prompts.overlong_rows
     left_out = f", {too_long} of them too long and left out" if too_long else ""
     return f"{inputs.dataset_rows} rows{left_out}, {inputs.prompts.batches_per_epoch} batches an epoch"
+
+
+def _batch(config: TrainConfig) -> str:
+    spare = config.prompts_per_batch - config.batch_size
+    more = f"; {spare} spare prompts are generated to fill gaps" if spare else ""
+    return f"{config.batch_size} prompts x {config.n_samples} samples = {config.rows_per_batch} sequences{more}"
+
+
+def _objective(config: TrainConfig) -> str:
+    """The algorithm's own pieces, with the settings that change them."""
+    o, buffer = make_objective(config), overlong_buffer(config)
+    parts = [
+        f"{o.surrogate} of the {o.ratio_level} ratio, {max(0.0, 1 - o.clip_low):g} to {1 + o.clip_high:g}",
+        f"correction {o.correction}",
+        f"{o.aggregation} loss",
+        *([f"KL {o.kl_estimator} x {o.kl_coef:g}"] if o.needs_reference else []),
+        *([f"entropy x {o.entropy_coef:g}"] if o.entropy_coef else []),
+        *([f"reward falls over the last {buffer} tokens"] if buffer else []),
+    ]
+    return ", ".join(parts)
 
 
 def _train_devices(config: TrainConfig) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fsm_trainer.config import hub
 from fsm_trainer.config.errors import ConfigError, one_line
+from fsm_trainer.config.objective_settings import spare_prompts
 from fsm_trainer.config.train_config import TrainConfig
 from fsm_trainer.data.datasets import (
     DATASET_FORMS,
@@ -62,7 +63,8 @@ def open_prompts(config: TrainConfig, tokenizer: Any, dataset: Rows | None) -> t
     source = PromptSource(
         dataset,
         tokenizer,
-        batch_size=config.prompts_per_batch,
+        batch_size=config.batch_size,
+        spare=spare_prompts(config),
         epochs=config.epochs,
         seed=config.seed,
         max_prompt_tokens=config.max_prompt_tokens,

@@ -49,6 +49,7 @@ class PromptSource:
         tokenizer: Tokenizer,
         *,
         batch_size: int,
+        spare: int = 0,
         epochs: int,
         seed: int,
         max_prompt_tokens: int,
@@ -60,7 +61,7 @@ class PromptSource:
         may_come_back: bool = False,
         name: str = "given as an object",
     ) -> None:
-        """`name` is the dataset's, for messages.
+        """`name` is the dataset's, for messages. `spare`: prompts that each batch has on top of `batch_size`.
 
         `may_come_back`: whether a batch can be given back while the run goes on. Only then is the end of the data
         not the end before every batch is settled.
@@ -68,12 +69,14 @@ class PromptSource:
         self._rows = rows
         self._prompts = encode_rows(rows, tokenizer, max_prompt_tokens, overlong, thinking=thinking, name=name)
         usable = len(self._prompts.indices)
-        if drop_last and usable < batch_size:
+        if drop_last and usable < batch_size + spare:
+            and_spare = f" and --oversample-prompts {spare}" if spare else ""
+            usable_rows = f"{usable} usable rows" if usable < len(rows) else f"{usable} rows"
             raise ValueError(
-                f"--batch-size is {batch_size} but the dataset has {usable} {'usable ' * (usable < len(rows))}rows, so "
+                f"--batch-size is {batch_size}{and_spare} but the dataset has {usable_rows}, so "
                 f"an epoch would have no whole batch; give at most {usable}, or --no-drop-last"
             )
-        self._batch_size, self._epochs, self._seed = batch_size, epochs, seed
+        self._batch_size, self._epochs, self._seed = batch_size + spare, epochs, seed
         self._shuffle, self._drop_last, self._max_attempts = shuffle, drop_last, max_attempts
         self._may_come_back = may_come_back
         self._order: tuple[int, list[int]] = (-1, [])
@@ -156,6 +159,31 @@ class PromptSource:
                     return None
                 self._outstanding[batch_id] = group
         return self._materialise(batch_id, group)
+
+    def settled(self) -> int:
+        """Prompts whose batch was trained on, or had nothing to train on."""
+        with self._changed:
+            return self._settled
+
+    def batch(self, batch_id: int) -> PromptBatch | None:
+        """The prompts of a batch: those that came back first, else the next ones; None when there are no more.
+
+        At the end of the data it waits while a batch is under way that may come back, until that is settled or given
+        back, or until `close`. Asked again for a batch under way, it gives the same prompts.
+        """
+        with self._changed:
+            group = self._outstanding.get(batch_id)
+            if group is None:
+                self._changed.wait_for(lambda: not self._must_wait())
+                group = self._take_next()
+                if group is None:
+                    return None
+                self._outstanding[batch_id] = group
+        return self._materialise(batch_id, group)
+
+    def first_prompts(self, count: int) -> tuple[tuple[int, ...], ...]:
+        """Tokens of the dataset's first usable prompts, whatever the epoch's order; serves nothing."""
+        return self._prompts.tokens[:count]
 
     def settle(self, batch_id: int) -> None:
         """A batch was trained on, or has nothing to be trained on; a batch unknown here is ignored."""

@@ -86,6 +86,7 @@ class StepMetrics:
             "wait_s": self._wait_ns / SECOND_NS,
             "tokens": float(batch.token_count),
             **work.reward_metrics,
+            **{name: numerator / denominator for name, (numerator, denominator) in work.rates.items()},
         }
         self._sync_ns = self._wait_ns = 0
         self.last = numbers

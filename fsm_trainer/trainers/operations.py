@@ -42,6 +42,8 @@ class BatchWork:
     """Whether the reward operation has begun."""
     train_batch: AsyncTrainBatch | None = None
     reward_metrics: dict[str, float] = field(default_factory=dict)
+    rates: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Of its advantages, groups and lengths: numerator and denominator."""
     result: TrainResult | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import structlog
@@ -33,6 +33,11 @@ class Judged:
     """Counts of what went wrong, and each function's mean where there are several."""
     message: str | None
     """What went wrong, in one line."""
+
+    def with_function(self, name: str, values: Sequence[float]) -> Judged:
+        """The same with one more function's values added to the rewards, with weight 1."""
+        rewards = [None if r is None else r + value for r, value in zip(self.rewards, values, strict=True)]
+        return replace(self, rewards=rewards, by_function={**self.by_function, name: list(values)})
 
     @property
     def mean(self) -> float:

@@ -66,7 +66,7 @@ class RolloutOperations(RunOperations):
         samples: SampleWriter | None = None,
         always_steps: bool,
     ) -> None:
-        """`always_steps`: the loss has a term (entropy) that makes even a batch without advantages a step."""
+        """`always_steps`: the loss has a term (entropy, KL) that makes even a batch without advantages a step."""
         super().__init__(train_engine=train_engine, run=run)
         self._source = source
         self._scorer = scorer
@@ -133,8 +133,8 @@ class RolloutOperations(RunOperations):
             work.prompts, work.rollout, rollout_time_s=work.rollout_s, now_s=now_s, completions=completions
         )
         if self._samples is not None:
-            self._samples.rewarded(work.prompts.batch_id, scored.batch.train_sequences, scored.function_rewards)
-        work.train_batch, work.reward_metrics = scored.batch, scored.reward_metrics
+            self._samples.rewarded(work.prompts.batch_id, scored.sequences, scored.function_rewards)
+        work.train_batch, work.reward_metrics, work.rates = scored.batch, scored.reward_metrics, scored.rates
         reason = "degenerate" if scored.degenerate and not self._always_steps else None
         return Input(InputKind.REWARDED, tokens=scored.batch.token_count, reason=reason, message=scored.message)
 

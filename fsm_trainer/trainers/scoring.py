@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fsm_trainer.algorithms.materialize import materialize
+import structlog
+
+from fsm_trainer.algorithms.materialize import has_policy_gradient, materialize
 from fsm_trainer.algorithms.registry import AlgorithmSpec
-from fsm_trainer.core.batch import AsyncTrainBatch
+from fsm_trainer.algorithms.shaping import GroupChoice, OverlongPenalty, choose_groups
+from fsm_trainer.core.batch import AsyncTrainBatch, TrainSequence
 from fsm_trainer.data.prompts import PromptBatch
 from fsm_trainer.data.reward_batch import Completion, PromptRow, RewardBatch
 from fsm_trainer.data.reward_contracts import RewardFunction
@@ -17,6 +22,7 @@ from fsm_trainer.data.reward_executor import RewardExecutor, ThreadRewards
 from fsm_trainer.data.rewards import RewardFn
 from fsm_trainer.engines.base import Rollout, Sample
 from fsm_trainer.trainers.reward_policy import RewardPolicy
+from fsm_trainer.trainers.scoring_rates import advantage_rates, group_rates, overlong_rates
 
 
 @dataclass(frozen=True)
@@ -24,16 +30,25 @@ class Scored:
     """A train batch and what it was made from."""
 
     batch: AsyncTrainBatch
+    sequences: tuple[TrainSequence, ...]
+    """Every sample that was generated; the batch has fewer where groups are left out."""
     completions: list[str]
-    """Text of every sample, in the order of `batch.train_sequences`."""
+    """Text of every sample, in the order of `sequences`."""
     degenerate: bool
     """No sequence has a gradient of the policy term."""
     function_rewards: dict[str, list[float | None]] = field(default_factory=dict)
     """What each reward function gave each sample, in the same order; None where it gave nothing."""
     reward_metrics: dict[str, float] = field(default_factory=dict)
-    """Counts of what went wrong with rewards, and the mean of each function where there are several."""
+    """Counts of what went wrong with rewards and of groups, and the mean of each function where there are several."""
+    rates: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Numerator and denominator of what is a rate over the batch."""
     message: str | None = None
     """What went wrong with rewards, in one line."""
+
+
+OVERLONG = "overlong_penalty"
+"""Name of the length penalty among the reward functions."""
+_log = structlog.get_logger("fsm_train")
 
 
 class Scorer:
@@ -46,12 +61,20 @@ class Scorer:
         algorithm: AlgorithmSpec,
         *,
         policy: RewardPolicy | None = None,
+        overlong: OverlongPenalty | None = None,
+        groups_per_batch: int | None = None,
     ) -> None:
-        """`tokenizer` is a transformers tokenizer; a function instead of an executor is called in this process."""
+        """`tokenizer` is a transformers tokenizer; a function instead of an executor is called in this process.
+
+        `groups_per_batch` switches dynamic sampling on: that many prompt groups, only such that have a gradient.
+        """
         self._tokenizer = tokenizer
         self._rewards = ThreadRewards([RewardFunction.of(rewards)]) if callable(rewards) else rewards
         self._policy = policy or RewardPolicy([1.0] * len(self._rewards.infos))
         self._algorithm = algorithm
+        self._overlong, self._groups_per_batch = overlong, groups_per_batch
+        self._short_batches = 0
+        self._lock = threading.Lock()
 
     def start(self, output: Path | None = None) -> None:
         """Begin to load the reward functions; what they print goes to `output`, where that can be kept apart."""
@@ -67,8 +90,8 @@ class Scorer:
 
     @property
     def functions(self) -> list[str]:
-        """Names of the reward functions."""
-        return [info.name for info in self._rewards.infos]
+        """Names of the reward functions, and of the length penalty where there is one."""
+        return [*(info.name for info in self._rewards.infos), *([OVERLONG] if self._overlong else [])]
 
     def score(
         self,
@@ -87,22 +110,29 @@ class Scorer:
         asked = self._asked(prompts, self.completions(prompts, rollout) if completions is None else completions)
         values = self._rewards.score(asked, first_failure_ends=self._policy.on_error == "fail")
         judged = self._policy.judge(self._rewards.infos, values, prompts.batch_id)
+        added = self._length_rewards(rollout)
+        if added:
+            judged = judged.with_function(OVERLONG, added)
         scored = time.perf_counter()
+        counts = [len(group) for group in rollout.groups]
         sequences, degenerate = materialize(
             prompts.prompt_tokens,
             [[(s.tokens, s.logprobs) for s in group] for group in rollout.groups],
-            _regroup(judged.rewards, [len(group) for group in rollout.groups]),
+            _regroup(judged.rewards, counts),
             eos_token_id=self._tokenizer.eos_token_id,
             advantage=self._algorithm.advantage,
         )
+        groups = _regroup(sequences, counts)
+        choice = self._choose(groups, prompts.batch_id)
+        used = tuple(sequence for index in choice.used for sequence in groups[index])
         batch = AsyncTrainBatch(
-            train_sequences=sequences,
+            train_sequences=used,
             rollout_policy_version=rollout.version_first,
             epoch=prompts.epoch,
             prompt_batch_id=prompts.batch_id,
-            prompt_count=len(prompts.prompt_tokens),
-            sequence_count=len(sequences),
-            token_count=sum(len(s.tokens) for s in sequences),
+            prompt_count=len(choice.used),
+            sequence_count=len(used),
+            token_count=sum(len(s.tokens) for s in used),
             reward_mean=judged.mean,
             rollout_time_s=rollout_time_s,
             reward_time_s=scored - begin,
@@ -110,7 +140,37 @@ class Scorer:
             created_at_s=now_s,
         )
         texts = [completion.text for completion in asked.completions]
-        return Scored(batch, texts, degenerate, judged.by_function, judged.metrics, judged.message)
+        rates = {
+            **advantage_rates(used),
+            **group_rates(choice, len(groups)),
+            **(overlong_rates(added) if added else {}),
+        }
+        return Scored(batch, sequences, texts, degenerate, judged.by_function, judged.metrics, rates, judged.message)
+
+    def _length_rewards(self, rollout: Rollout) -> list[float]:
+        """What the length penalty adds to each sample's reward; empty without one."""
+        if self._overlong is None:
+            return []
+        return [self._overlong.reward(len(sample.tokens)) for group in rollout.groups for sample in group]
+
+    def _choose(self, groups: list[list[TrainSequence]], batch_id: int) -> GroupChoice:
+        """Which groups are trained on: all of them without dynamic sampling."""
+        informative = [any(map(has_policy_gradient, group)) for group in groups]
+        if self._groups_per_batch is None:
+            return GroupChoice(tuple(range(len(groups))), sum(informative))
+        choice = choose_groups(informative, self._groups_per_batch)
+        wanted = min(self._groups_per_batch, len(groups))
+        if choice.informative < wanted:
+            self._tell_short(batch_id, informative=choice.informative, wanted=wanted, generated=len(groups))
+        return choice
+
+    def _tell_short(self, batch_id: int, **counts: int) -> None:
+        """Warn the 1st, 2nd, 4th, 8th, ... time: on a task that is too easy or too hard every batch is short."""
+        with self._lock:
+            self._short_batches += 1
+            times = self._short_batches
+        if times & (times - 1) == 0:
+            _log.warning("batch_not_filled", batch_id=batch_id, **counts, times=times)
 
     def completions(self, prompts: PromptBatch, rollout: Rollout) -> list[Completion]:
         """Every sample decoded, in the order of the groups."""
@@ -146,7 +206,10 @@ class Scorer:
         )
 
 
-def _regroup(values: list[float | None], counts: list[int]) -> list[list[float | None]]:
-    """Cut a flat list into prompt groups."""
+_T = TypeVar("_T")
+
+
+def _regroup(values: Sequence[_T], counts: list[int]) -> list[list[_T]]:
+    """Cut a flat sequence into prompt groups."""
     starts = [sum(counts[:i]) for i in range(len(counts))]
-    return [values[start : start + n] for start, n in zip(starts, counts, strict=True)]
+    return [list(values[start : start + n]) for start, n in zip(starts, counts, strict=True)]

@@ -13,8 +13,15 @@ from dataclasses import replace
 import structlog
 
 from fsm_trainer.algorithms.registry import get_algorithm
+from fsm_trainer.algorithms.shaping import OverlongPenalty
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.config.check_rewards import GivenRewards
+from fsm_trainer.config.objective_settings import (
+    make_advantage,
+    make_objective,
+    overlong_buffer,
+    samples_dynamically,
+)
 from fsm_trainer.config.preflight import Inputs, plan_warnings
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Input, InputKind
@@ -138,11 +145,14 @@ class Trainer:
 
     def _operations(self, run: RunDirectory, clock: Clock, post: Callable[[Input], None]) -> RunOperations:
         config, inputs = self.config, self._inputs
+        buffer = overlong_buffer(config)
         scorer = Scorer(
             inputs.tokenizer,
             inputs.rewards.make_executor(config),
-            get_algorithm(config.algo),
+            replace(get_algorithm(config.algo), advantage=make_advantage(config)),
             policy=RewardPolicy(inputs.rewards.weights, config.reward_on_error),
+            overlong=OverlongPenalty(config.max_new_tokens, buffer, config.overlong_penalty) if buffer else None,
+            groups_per_batch=config.batch_size if samples_dynamically(config) else None,
         )
         return RolloutOperations(
             source=inputs.prompts,
@@ -154,7 +164,7 @@ class Trainer:
             clock=clock,
             post=post,
             samples=make_sample_writer(config.log_samples, run.samples, scorer.functions, post),
-            always_steps=config.entropy_coef != 0.0,
+            always_steps=make_objective(config).moves_without_advantages,
         )
 
     @contextmanager
