@@ -72,7 +72,7 @@ class HFRolloutEngine:
         self._special = special_tokens(self._model, load_tokenizer(self._ckpt))
 
     def load_weights(self, snapshot: Snapshot) -> int:
-        """Install a snapshot. Every trained parameter must be covered; after a failure part way the engine serves nothing."""
+        """Install a snapshot of every trained parameter; after a failure part way the engine serves nothing."""
         set_threads(self._threads)
         self._ready_model()
         parameters = self._served
