@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fsm_trainer.algorithms.registry import AlgorithmSpec, get_algorithm
+    from fsm_trainer.algorithms.objective import Objective
+    from fsm_trainer.algorithms.registry import AlgorithmSpec, get_algorithm, register_algorithm
     from fsm_trainer.config import TrainConfig
     from fsm_trainer.core.batch import AsyncTrainBatch, TrainSequence
     from fsm_trainer.core.batch_queue import QueueClosed
@@ -22,6 +23,7 @@ _HOMES = {
     "AsyncPolicyTrainer": "fsm_trainer.trainers",
     "AsyncTrainBatch": "fsm_trainer.core.batch",
     "AsyncTrainBatchQueue": "fsm_trainer.runtime.train_queue",
+    "Objective": "fsm_trainer.algorithms.objective",
     "PolicyOnlyTrainer": "fsm_trainer.trainers",
     "QueueClosed": "fsm_trainer.core.batch_queue",
     "RunResult": "fsm_trainer.trainers",
@@ -29,6 +31,7 @@ _HOMES = {
     "TrainSequence": "fsm_trainer.core.batch",
     "get_algorithm": "fsm_trainer.algorithms.registry",
     "is_stale": "fsm_trainer.core.policy",
+    "register_algorithm": "fsm_trainer.algorithms.registry",
     "staleness_delta": "fsm_trainer.core.policy",
 }
 
@@ -37,6 +40,7 @@ __all__ = [
     "AsyncPolicyTrainer",
     "AsyncTrainBatch",
     "AsyncTrainBatchQueue",
+    "Objective",
     "PolicyOnlyTrainer",
     "QueueClosed",
     "RunResult",
@@ -44,6 +48,7 @@ __all__ = [
     "TrainSequence",
     "get_algorithm",
     "is_stale",
+    "register_algorithm",
     "staleness_delta",
 ]
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fsm_trainer.algorithms.registry import get_algorithm
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.config.objective_settings import make_objective
 from fsm_trainer.engines.base import RolloutEngine, SamplingParams, TrainEngine
 from fsm_trainer.runtime.host import EngineHost, InlineHost, ProcessHost
+
+if TYPE_CHECKING:
+    from fsm_trainer.engines.hf_lora import LoraSettings
 
 
 def make_train_engine(config: TrainConfig) -> TrainEngine:
@@ -21,6 +25,7 @@ def make_train_engine(config: TrainConfig) -> TrainEngine:
         config.ckpt,
         objective=make_objective(config),
         loss=get_algorithm(config.algo).resolve_loss(),
+        reference_refresh_steps=config.reference_refresh_steps or None,
         lr=config.lr,
         betas=(config.adam_beta1, config.adam_beta2),
         weight_decay=config.weight_decay,
@@ -29,13 +34,32 @@ def make_train_engine(config: TrainConfig) -> TrainEngine:
         lr_decay_steps=config.lr_decay_steps,
         min_lr=config.min_lr,
         grad_clip_norm=config.grad_clip_norm,
+        nonfinite=config.nonfinite,
+        optimizer=config.optimizer,
         mini_bs=config.mini_bs,
+        max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
+        sequence_packing=config.sequence_packing,
+        gradient_checkpointing=config.gradient_checkpointing,
+        torch_compile=config.torch_compile,
+        lora=lora_settings(config),
         temperature=config.temperature,
         device=config.train_devices,
         dtype=config.dtype,
         threads=config.threads,
         seed=config.seed,
+    )
+
+
+def lora_settings(config: TrainConfig) -> LoraSettings | None:
+    """The adapters that are trained, the same for train and rollout engines; None when all weights are."""
+    from fsm_trainer.engines.hf_lora import ALL_LINEAR, LoraSettings
+
+    if config.lora_rank is None:
+        return None
+    targets = (config.lora_target_modules or ALL_LINEAR).split(",")
+    return LoraSettings(
+        config.lora_rank, config.lora_alpha or 2 * config.lora_rank, tuple(target.strip() for target in targets)
     )
 
 
@@ -63,6 +87,7 @@ def rollout_engine_factory(config: TrainConfig, engine: int) -> Callable[[], Rol
         device=config.rollout_groups[engine][0],
         dtype=config.dtype,
         threads=config.threads,
+        lora=lora_settings(config),
     )
 
 

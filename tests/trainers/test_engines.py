@@ -35,6 +35,8 @@ TRAIN_SETTINGS = {
     "grpo_clip_eps": 0.11,
     "gspo_clip_eps": 0.0022,
     "entropy_coef": 0.02,
+    "kl_coef": 0.03,
+    "reference_refresh_steps": 8,
     "dtype": "bfloat16",
     "threads": 2,
     "seed": 13,
@@ -44,10 +46,12 @@ TRAIN_SETTINGS = {
 @pytest.mark.parametrize(
     ("algo", "objective"),
     [
-        ("grpo", Objective(clip_low=0.11, clip_high=0.11, entropy_coef=0.02, constant_length=4)),
+        ("grpo", Objective(clip_low=0.11, clip_high=0.11, entropy_coef=0.02, kl_coef=0.03, constant_length=4)),
         (
             "async-gspo",
-            Objective("sequence", "clip", 0.0022, 0.0022, "sequence-mean", entropy_coef=0.02, constant_length=4),
+            Objective(
+                "sequence", "clip", 0.0022, 0.0022, "sequence-mean", entropy_coef=0.02, kl_coef=0.03, constant_length=4
+            ),
         ),
     ],
 )
@@ -62,6 +66,7 @@ def test_the_train_engine_gets_every_setting(
         "ckpt": config.ckpt,
         "objective": objective,
         "loss": policy_loss,
+        "reference_refresh_steps": 8,
         "lr": 0.5,
         "betas": (0.8, 0.7),
         "weight_decay": 0.6,
