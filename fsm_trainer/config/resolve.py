@@ -9,6 +9,9 @@ from fsm_trainer.config.train_config import TrainConfig
 
 _PATHS = ("ckpt", "dataset_path", "dataset_loader_fn", "reward_fn_path", "output_dir", "save_path")
 
+MAX_LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 0.1}
+"""Largest mean gap that each type's rounding explains, with room to spare; docs/mismatch.md says from what."""
+
 
 def resolve(config: TrainConfig, cuda_devices: int) -> TrainConfig:
     """The configuration with every default that depends on this machine or on another setting filled in."""
@@ -20,6 +23,7 @@ def resolve(config: TrainConfig, cuda_devices: int) -> TrainConfig:
         "output_dir": output,
         "save_path": config.save_path or str(Path(output) / "checkpoints"),
         "rollout_tp_size": config.rollout_tp_size or config.tp_size,
+        "max_logprob_gap": MAX_LOGPROB_GAP[config.dtype] if config.max_logprob_gap is None else config.max_logprob_gap,
     }
     filled = config.model_copy(update=found)
     groups = filled.rollout_groups

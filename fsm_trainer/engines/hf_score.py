@@ -17,8 +17,8 @@ from fsm_trainer.engines.logprob_gap import LogprobGap
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_ROWS = 4
-"""Sequences of one forward pass: logits are [rows, length, vocabulary], and few sequences are scored."""
+_TOKENS = 512
+"""Tokens of one forward pass, unless one sequence has more; and of one softmax in float32. Few are scored."""
 
 
 @torch.inference_mode()
@@ -27,15 +27,25 @@ def score_sequences(
 ) -> Scores:
     """Natural-log probability of every token but the first of each sequence; see `engines.base.Scores`."""
     scores: Scores = []
-    for start in range(0, len(sequences), _ROWS):
-        rows = sequences[start : start + _ROWS]
-        width = max(map(len, rows))
+    width = max(map(len, sequences), default=0)
+    rows_at_once = max(1, _TOKENS // max(width, 1))
+    for start in range(0, len(sequences), rows_at_once):
+        rows = sequences[start : start + rows_at_once]
         # Padded on the right: with causal attention no token looks at it.
         ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], device=model.device)
-        logits = model(input_ids=ids[:, :-1], use_cache=False).logits.float() / temperature
-        taken = torch.log_softmax(logits, dim=-1).gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1).tolist()
+        taken = _taken(model(input_ids=ids[:, :-1], use_cache=False).logits, ids[:, 1:], temperature).tolist()
         scores.extend(tuple(values[: len(row) - 1]) for values, row in zip(taken, rows, strict=True))
     return scores
+
+
+def _taken(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """Logprobs of the targets, [rows, length], from logits [rows, length, vocabulary]."""
+    parts = zip(torch.split(logits.flatten(0, 1), _TOKENS), torch.split(targets.flatten(), _TOKENS), strict=True)
+    scores = [
+        torch.log_softmax(part.float() / temperature, dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        for part, tokens in parts
+    ]
+    return torch.cat(scores).view(targets.shape)
 
 
 @torch.no_grad()

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 SINGLE_PER_MEAN = 50.0
 """How much more than the mean one token may be off: rounding has a heavy tail, above all on unlikely tokens."""
-DEFAULT_MEAN = {"float32": 1e-3, "bfloat16": 0.1}
-"""Largest mean gap that each type's rounding explains, with room to spare; docs/mismatch.md has the measurements."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Reco
 from fsm_trainer.core.machines import TERMINAL
 from fsm_trainer.data.prompts import PromptBatch
 from fsm_trainer.engines.base import Rollout, Snapshot, TrainEngine, TrainResult
+from fsm_trainer.engines.logprob_gap import LogprobGap, LogprobMismatch
+from fsm_trainer.trainers.mismatch import MismatchGate
 from fsm_trainer.trainers.run_directory import RunDirectory
 
 _ENDED = {state.value for state in TERMINAL}
@@ -38,6 +40,10 @@ class BatchWork:
     prompts: PromptBatch | None = None
     rollout: Rollout | None = None
     rollout_s: float = 0.0
+    engine: int | None = None
+    """Which one generated it."""
+    rescored: LogprobGap | None = None
+    """Of a few samples: the engine's own scores of them against what it recorded; None if that was not checked."""
     scoring: bool = False
     """Whether the reward operation has begun."""
     train_batch: AsyncTrainBatch | None = None
@@ -54,9 +60,10 @@ SOURCE_STATE = "prompt_source.json"
 class RunOperations(ABC):
     """Carries out the commands of one run. Subclasses say where batches come from."""
 
-    def __init__(self, *, train_engine: TrainEngine, run: RunDirectory) -> None:
-        """Nothing starts before its command."""
+    def __init__(self, *, train_engine: TrainEngine, run: RunDirectory, gate: MismatchGate | None = None) -> None:
+        """Nothing starts before its command. Without a `gate` no logprobs are compared."""
         self._train_engine = train_engine
+        self._gate = gate or MismatchGate(None)
         self._run = run
         self._work: dict[int, BatchWork] = {}
         self._snapshots: dict[int, Snapshot] = {}
@@ -136,6 +143,7 @@ class RunOperations(ABC):
         if command.kind is CommandKind.RELEASE_SNAPSHOT:
             assert command.version is not None
             self._snapshots.pop(command.version, None)
+            self._gate.released(command.version)
             self._train_engine.release(command.version)
         elif command.kind is CommandKind.CLOSE_SOURCE:
             self.close_source()
@@ -182,8 +190,13 @@ class RunOperations(ABC):
 
     def _train(self, command: Command) -> Input:
         work = self.work_of(command)
-        assert work.train_batch is not None
-        result = self._train_engine.train(work.train_batch.train_sequences)
+        assert work.train_batch is not None and command.version is not None and command.batch_id is not None
+        version = work.train_batch.rollout_policy_version
+        limit = self._gate.limit_of_step(version, command.version)
+        try:
+            result = self._train_engine.train(work.train_batch.train_sequences, limit)
+        except LogprobMismatch as error:
+            raise self._gate.explain_step(error, command.batch_id, version, work.engine) from error
         work.result = result
         return Input(
             InputKind.TRAINED,
@@ -196,6 +209,7 @@ class RunOperations(ABC):
     def _export(self, command: Command) -> Input:
         assert command.version is not None
         self._snapshots[command.version] = self._train_engine.export(command.version)
+        self._gate.exported(command.version, self._train_engine)
         return Input(InputKind.EXPORTED, train_version=command.version)
 
     def _save(self, command: Command) -> Input:

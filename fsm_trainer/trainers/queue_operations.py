@@ -13,6 +13,7 @@ from fsm_trainer.core.batch_queue import QueueClosed
 from fsm_trainer.core.events import Command, Input, InputKind, Record, RecordKind
 from fsm_trainer.engines.base import Snapshot, TrainEngine
 from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
+from fsm_trainer.trainers.mismatch import MismatchGate
 from fsm_trainer.trainers.operations import RunOperations
 from fsm_trainer.trainers.run_directory import RunDirectory
 
@@ -31,9 +32,10 @@ class QueueOperations(RunOperations):
         train_engine: TrainEngine,
         run: RunDirectory,
         timeout_s: float | None,
+        gate: MismatchGate | None = None,
     ) -> None:
         """`timeout_s` is how long the producers may keep the run waiting; None for ever."""
-        super().__init__(train_engine=train_engine, run=run)
+        super().__init__(train_engine=train_engine, run=run, gate=gate)
         self._queue = queue
         self._on_weights = on_weights
         self._timeout_s = timeout_s

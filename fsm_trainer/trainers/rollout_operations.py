@@ -18,6 +18,7 @@ from fsm_trainer.engines.base import Rollout, RolloutRequest, TrainEngine
 from fsm_trainer.runtime.clock import Clock
 from fsm_trainer.runtime.failures import EngineDied
 from fsm_trainer.runtime.host import EngineHost
+from fsm_trainer.trainers.mismatch import MismatchGate
 from fsm_trainer.trainers.operations import RunOperations, digest, is_batch_end
 from fsm_trainer.trainers.run_directory import RunDirectory
 from fsm_trainer.trainers.samples import SampleWriter
@@ -65,9 +66,10 @@ class RolloutOperations(RunOperations):
         post: Callable[[Input], None],
         samples: SampleWriter | None = None,
         always_steps: bool,
+        gate: MismatchGate | None = None,
     ) -> None:
         """`always_steps`: the loss has a term (entropy, KL) that makes even a batch without advantages a step."""
-        super().__init__(train_engine=train_engine, run=run)
+        super().__init__(train_engine=train_engine, run=run, gate=gate)
         self._source = source
         self._scorer = scorer
         self._make_host = make_host
@@ -106,11 +108,12 @@ class RolloutOperations(RunOperations):
     def generate(self, command: Command) -> Input:
         """Let the engine complete the prompts."""
         work = self.work_of(command)
-        assert work.prompts is not None
+        assert work.prompts is not None and command.engine is not None
         request = RolloutRequest(work.prompts.batch_id, work.prompts.prompt_tokens, self._seed)
         begin = time.perf_counter()
         rollout: Rollout = self._host_of(command).submit("generate", request).result()
-        work.rollout, work.rollout_s = rollout, time.perf_counter() - begin
+        work.rollout, work.rollout_s, work.engine = rollout, time.perf_counter() - begin, command.engine
+        work.rescored = self._gate.check_generation(command.engine, request.prompts, rollout, self._host_of(command))
         samples = [sample for group in rollout.groups for sample in group]
         return Input(
             InputKind.GENERATED,
@@ -139,8 +142,11 @@ class RolloutOperations(RunOperations):
         return Input(InputKind.REWARDED, tokens=scored.batch.token_count, reason=reason, message=scored.message)
 
     def load_weights(self, command: Command) -> Input:
-        """Let the engine read the published snapshot."""
-        served: int = self._host_of(command).submit("load_weights", self.snapshot_of(command)).result()
+        """Let the engine read the published snapshot; it must then score the probe as the trainer did."""
+        host, snapshot = self._host_of(command), self.snapshot_of(command)
+        served: int = host.submit("load_weights", snapshot).result()
+        assert command.engine is not None
+        self._gate.check_load(command.engine, snapshot.version, host)
         return Input(InputKind.WEIGHTS_LOADED, rollout_version_last=served)
 
     def abort(self, command: Command) -> None:

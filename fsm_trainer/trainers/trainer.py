@@ -39,6 +39,7 @@ from fsm_trainer.runtime.threads import brisk_switching
 from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
 from fsm_trainer.trainers.engines import make_rollout_host, make_train_engine
 from fsm_trainer.trainers.metrics import StepMetrics
+from fsm_trainer.trainers.mismatch import MismatchGate
 from fsm_trainer.trainers.operations import RunOperations
 from fsm_trainer.trainers.people_log import PeopleLog
 from fsm_trainer.trainers.prepare import Prepared, prepare, prepare_for_queue
@@ -165,6 +166,7 @@ class Trainer:
             post=post,
             samples=make_sample_writer(config.log_samples, run.samples, scorer.functions, post),
             always_steps=make_objective(config).moves_without_advantages,
+            gate=MismatchGate.of(config, inputs.prompts.first_prompts(config.sync_probe_prompts)),
         )
 
     @contextmanager
@@ -261,6 +263,7 @@ class AsyncPolicyTrainer(Trainer):
             train_engine=make_train_engine(self.config),
             run=run,
             timeout_s=self.config.async_queue_timeout_s or None,
+            gate=MismatchGate.of(self.config),
         )
 
 
