@@ -24,6 +24,8 @@ ROOMS: dict[str, set[str]] = {
     "presets": {"config", "engines.tiny"},
     "replay": {"core", "eventlog"},
     "analysis": {"eventlog"},
+    # Takes the log's rows from the loop, as a sink, and tells failures as the threads there do.
+    "tracking": {"core", "eventlog", "analysis", "runtime.loop", "runtime.failures"},
     "simulate": {"core", "eventlog", "runtime", "engines.fake_behaviour"},
     "testing": {"core", "runtime", "engines", "simulate"},
     "trainers": {
@@ -37,6 +39,7 @@ ROOMS: dict[str, set[str]] = {
         "presets",
         "replay",
         "analysis",
+        "tracking",
     },
     "cli": {
         "core",
@@ -46,6 +49,7 @@ ROOMS: dict[str, set[str]] = {
         "presets",
         "replay",
         "analysis",
+        "tracking",
         "trainers",
         "runtime",
         "engines",
@@ -65,6 +69,7 @@ LIBRARIES: dict[str, set[str]] = {
     "presets": {"transformers"},
     "replay": {"pyarrow"},
     "analysis": {"pandas", "pyarrow", "numpy"},
+    "tracking": {"pandas", "pyarrow", "structlog", "tensorboard", "trackio", "wandb"},
     "simulate": {"pandas", "pyarrow"},
     "testing": {"numpy"},
 }
@@ -73,10 +78,24 @@ LIBRARIES: dict[str, set[str]] = {
 LAZY_ONLY = {
     "torch": {"config", "cli", "presets", "data"},
     "transformers": {"engines", "config", "cli", "presets", "data"},
+    "tensorboard": {"tracking"},
+    "trackio": {"tracking"},
+    "wandb": {"tracking"},
 }
 """Library -> rooms that may import it only inside a function (or for types)."""
 
-HEAVY = ("torch", "transformers", "pandas", "vllm", "datasets", "pyarrow")
+HEAVY = (
+    "wandb",
+    "tensorboard",
+    "trackio",
+    "matplotlib",
+    "torch",
+    "transformers",
+    "pandas",
+    "vllm",
+    "datasets",
+    "pyarrow",
+)
 
 
 def imports_of(tree: ast.AST) -> Iterator[tuple[str, bool]]:

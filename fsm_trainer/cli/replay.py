@@ -16,6 +16,7 @@ from fsm_trainer.cli import (
     replay_diagram,
     replay_diff,
     replay_events,
+    replay_export,
     replay_recover,
     replay_samples,
     replay_summary,
@@ -35,6 +36,7 @@ COMMANDS = (
     replay_whatif,
     replay_recover,
     replay_compact,
+    replay_export,
 )
 """In the order of `--help`."""
 

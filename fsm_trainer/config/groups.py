@@ -16,6 +16,8 @@ from fsm_trainer.algorithms.registry import algorithm_names
 from fsm_trainer.config.objective_settings import ObjectiveSettings
 from fsm_trainer.config.settings_group import SettingsGroup
 
+TRACKERS = ("tensorboard", "wandb", "trackio")
+"""What `report_to` may name."""
 _SAMPLES_KEPT = re.compile("all|none|[1-9][0-9]{0,8}")
 
 
@@ -190,6 +192,10 @@ class ObservabilitySettings(SettingsGroup):
         0, ge=0, le=1 << 20, description="Megabytes after which the event log goes on in another file (0: one file)"
     )
     log_compact: bool = Field(False, description="Compact the event log once the run has ended")
+    report_to: str = Field(
+        "none",
+        description="Trackers that get the run's numbers while it goes: tensorboard, wandb, trackio; with commas",
+    )
 
     @field_validator("log_samples")
     @classmethod
@@ -198,8 +204,22 @@ class ObservabilitySettings(SettingsGroup):
             raise PydanticCustomError("log_samples", "all, none or how many of the newest batches to keep, at least 1")
         return value
 
+    @field_validator("report_to")
+    @classmethod
+    def _check_report_to(cls, value: str) -> str:
+        names = tracker_names(value)
+        if value.strip() != "none" and not (names and set(names) <= set(TRACKERS) and len(set(names)) == len(names)):
+            raise PydanticCustomError("report_to", "none, or some of {known}", {"known": ", ".join(TRACKERS)})
+        return value
 
-LISTED = frozenset({"reward_fn_path", "reward_weights"})
+
+def tracker_names(report_to: str) -> list[str]:
+    """The trackers that a value of `report_to` names."""
+    names = [name.strip() for name in report_to.split(",")]
+    return [] if names == ["none"] else names
+
+
+LISTED = frozenset({"reward_fn_path", "reward_weights", "report_to"})
 """Settings that name several things with commas between; a flag may be repeated, a file may have a list."""
 
 GROUPS: dict[str, type[BaseModel]] = {

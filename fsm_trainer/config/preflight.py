@@ -18,6 +18,7 @@ from fsm_trainer.config.check_data import check_dataset_path, data_warnings, ope
 from fsm_trainer.config.check_rewards import GivenRewards, Rewards, open_rewards
 from fsm_trainer.config.devices import parse_devices
 from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
+from fsm_trainer.config.groups import tracker_names
 from fsm_trainer.config.train_config import TrainConfig
 from fsm_trainer.data.builtin_rewards import PREFIX as BUILTIN
 from fsm_trainer.data.datasets import DATASET_FORMS, LOADER_FUNCTION, Rows
@@ -77,6 +78,16 @@ def check_machine(config: TrainConfig, cuda_devices: int, provided: frozenset[st
             _check_path_can_be("--reward-fn-path", str(split_spec(spec, REWARD_FUNCTION)[0]))
     _check_folder("--output-dir", config.output_dir)
     _check_folder("--save-path", config.save_path)
+    _check_trackers(config.report_to)
+
+
+def _check_trackers(report_to: str) -> None:
+    for name in tracker_names(report_to):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"--report-to {name} needs the package {name}, which is not installed; "
+                f"pip install 'fsm-trainer[{name}]', or leave it out"
+            )
 
 
 def _check_devices(name: str, text: str, cuda_devices: int) -> None:

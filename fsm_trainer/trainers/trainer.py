@@ -51,6 +51,7 @@ from fsm_trainer.trainers.rollout_operations import RolloutOperations
 from fsm_trainer.trainers.run_directory import RunDirectory
 from fsm_trainer.trainers.samples import make_sample_writer
 from fsm_trainer.trainers.scoring import Scorer
+from fsm_trainer.trainers.tracking import live_tracking
 
 CLOSE_TIMEOUT_S = 10.0
 """How long an engine may take to end once the run is over; then it is killed."""
@@ -124,6 +125,8 @@ class Trainer:
         with ExitStack() as stack:
             # First, so that until all is closed a second stop cannot break off the closing.
             stack.enter_context(stop_signals(inbox.put))
+            tracking = live_tracking(self.config, run, clock)
+            stack.callback(tracking.close)
             metadata = log_metadata(config, self.config.model_dump(mode="json"), code_rev=code_rev())
             log = EventLogWriter(run.events, metadata=metadata, segment_bytes=self.config.log_segment_mb << 20)
             stack.callback(_close_log, log, failures, compacts=self.config.log_compact)
@@ -135,8 +138,8 @@ class Trainer:
             stack.callback(metrics.close)
             progress = ProgressTracker(scheduler.status, lambda: metrics.last, config.max_steps)
             stack.enter_context(self._displayed(progress))
-            observers: list[Observer] = [metrics, progress, PeopleLog(), operations]
-            loop = EventLoop(scheduler, log, inbox, lanes.dispatch, clock, observers)
+            observers: list[Observer] = [metrics, progress, PeopleLog(), operations, tracking]
+            loop = EventLoop(scheduler, tracking.tap(log), inbox, lanes.dispatch, clock, observers)
             with brisk_switching():
                 loop.run()
         self._post = None
