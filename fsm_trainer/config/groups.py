@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from fsm_trainer.algorithms.registry import algorithm_names
 from fsm_trainer.config.objective_settings import ObjectiveSettings
 from fsm_trainer.config.settings_group import SettingsGroup
+from fsm_trainer.config.step_settings import StepSettings
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 """What `report_to` may name."""
@@ -117,10 +118,6 @@ class RolloutSettings(SettingsGroup):
 class TrainSettings(SettingsGroup):
     """How the weights are updated."""
 
-    mini_bs: int = Field(16, ge=1, description="Sequences per forward and backward pass (micro-batch)")
-    gradient_accumulation_steps: int | None = Field(
-        None, ge=1, description="Micro-batches per optimiser step (default: as many as the batch has)"
-    )
     lr: float = Field(1e-6, gt=0, description="Peak learning rate")
     lr_decay_style: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape of the decay")
     lr_decay_steps: int = Field(1000, ge=1, description="Optimiser steps, warm-up included, until --min-lr is reached")
@@ -138,9 +135,6 @@ class TrainSettings(SettingsGroup):
     )
     sync_probe_prompts: int = Field(
         4, ge=0, le=64, description="Prompts that trainer and engine score after each sync, to compare (0: none)"
-    )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Type of the computation and the served weights; trained weights stay float32"
     )
     train_timeout_s: float = Field(1800.0, ge=0, description="Limit for one optimiser step (0: none)")
     sync_timeout_s: float = Field(300.0, ge=0, description="Limit for one export or load of weights (0: none)")
@@ -167,10 +161,17 @@ class AsyncSettings(SettingsGroup):
 
 
 class CheckpointSettings(SettingsGroup):
-    """What is kept of the weights."""
+    """What is kept of the weights, and from where a run goes on (docs/checkpoints.md)."""
 
+    resume: str | None = Field(
+        None, description="Go on from a run's newest checkpoint: its folder, one of its checkpoints, or latest"
+    )
     save_path: str | None = Field(None, description="Folder of the checkpoints (default: OUTPUT_DIR/checkpoints)")
     save_interval: int = Field(100, ge=0, description="Optimiser steps between checkpoints (0: the last one only)")
+    save_total_limit: int | None = Field(None, ge=1, description="Checkpoints kept, the newest (default: all)")
+    save_best: str | None = Field(
+        None, description="Metric, such as reward_mean, whose highest mean makes a checkpoint one kept besides these"
+    )
     save_timeout_s: float = Field(1800.0, ge=0, description="Limit for writing one checkpoint (0: none)")
 
 
@@ -219,13 +220,14 @@ def tracker_names(report_to: str) -> list[str]:
     return [] if names == ["none"] else names
 
 
-LISTED = frozenset({"reward_fn_path", "reward_weights", "report_to"})
+LISTED = frozenset({"reward_fn_path", "reward_weights", "report_to", "lora_target_modules"})
 """Settings that name several things with commas between; a flag may be repeated, a file may have a list."""
 
 GROUPS: dict[str, type[BaseModel]] = {
     "Basic": BasicSettings,
     "Rollout": RolloutSettings,
     "Train": TrainSettings,
+    "Step": StepSettings,
     "Objective": ObjectiveSettings,
     "Async": AsyncSettings,
     "Checkpoint": CheckpointSettings,

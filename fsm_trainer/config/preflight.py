@@ -16,6 +16,7 @@ from typing import Any
 from fsm_trainer.config import hub
 from fsm_trainer.config.check_data import check_dataset_path, data_warnings, open_prompts
 from fsm_trainer.config.check_rewards import GivenRewards, Rewards, open_rewards
+from fsm_trainer.config.check_step import check_step_needs
 from fsm_trainer.config.devices import parse_devices
 from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
 from fsm_trainer.config.groups import tracker_names
@@ -70,6 +71,7 @@ def check_machine(config: TrainConfig, cuda_devices: int, provided: frozenset[st
         _check_devices(flag(name), getattr(config, name) or "", cuda_devices)
     _check_sizes(config)
     _check_engine(config)
+    check_step_needs(config)
     for name in _PATHS:
         if name != "dataset_path" or not is_reasoning_gym(config.dataset_path or ""):
             _check_path_can_be(flag(name), getattr(config, name))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from typing import Any
 
 from pydantic import ValidationError, model_validator
@@ -26,6 +25,7 @@ from fsm_trainer.config.groups import (
     TrainSettings,
 )
 from fsm_trainer.config.objective_settings import ObjectiveSettings, check_objective, spare_prompts
+from fsm_trainer.config.step_settings import StepSettings, check_step
 from fsm_trainer.core.config import Deadlines, SchedulerConfig
 
 ASYNC_SETTINGS = frozenset(AsyncSettings.model_fields)
@@ -37,6 +37,7 @@ class TrainConfig(
     CheckpointSettings,
     AsyncSettings,
     ObjectiveSettings,
+    StepSettings,
     TrainSettings,
     RolloutSettings,
     BasicSettings,
@@ -98,7 +99,13 @@ class TrainConfig(
         self._check_algo()
         self._check_engines()
         self._check_batch()
+        check_step(self)
         check_objective(self)
+        if self.save_best is not None and self.save_total_limit is None:
+            raise ValueError(
+                f"--save-best {self.save_best} has no meaning without --save-total-limit: every checkpoint is kept; "
+                f"give both or neither"
+            )
         if self.top_k == 0:
             raise ValueError("--top-k is 0, expected -1 (off) or at least 1")
         self._check_decay()
@@ -137,13 +144,6 @@ class TrainConfig(
             raise ValueError(
                 f"--n-samples is {self.n_samples}, expected at least 2: --algo {self.algo} takes its baseline over the "
                 f"completions of one prompt"
-            )
-        steps, needed = self.gradient_accumulation_steps, math.ceil(self.rows_per_batch / self.mini_bs)
-        if steps is not None and steps < needed:
-            raise ValueError(
-                f"--gradient-accumulation-steps is {steps}, but a batch of {self.rows_per_batch} sequences has "
-                f"{needed} micro-batches of --mini-bs {self.mini_bs} and gives one optimiser step; "
-                f"give at least {needed} or leave it out"
             )
 
     def _check_decay(self) -> None:

@@ -15,9 +15,16 @@ from fsm_trainer.algorithms.objective import Objective
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.engines import hf_train
 from fsm_trainer.engines.base import SamplingParams
+from fsm_trainer.engines.hf_lora import LoraSettings
 from fsm_trainer.engines.hf_rollout import HFRolloutEngine
 from fsm_trainer.runtime.host import InlineHost, ProcessHost
-from fsm_trainer.trainers.engines import make_rollout_host, make_train_engine, rollout_engine_factory, sampling_params
+from fsm_trainer.trainers.engines import (
+    lora_settings,
+    make_rollout_host,
+    make_train_engine,
+    rollout_engine_factory,
+    sampling_params,
+)
 
 TRAIN_SETTINGS = {
     "lr": 0.5,
@@ -31,6 +38,13 @@ TRAIN_SETTINGS = {
     "grad_clip_norm": 0.3,
     "mini_bs": 7,
     "gradient_accumulation_steps": 5,
+    "sequence_packing": "off",
+    "gradient_checkpointing": True,
+    "torch_compile": True,
+    "optimizer": "adamw-8bit",
+    "nonfinite": "skip",
+    "lora_rank": 3,
+    "lora_target_modules": "q_proj, v_proj",
     "temperature": 0.9,
     "grpo_clip_eps": 0.11,
     "gspo_clip_eps": 0.0022,
@@ -76,7 +90,14 @@ def test_the_train_engine_gets_every_setting(
         "min_lr": 0.01,
         "grad_clip_norm": 0.3,
         "mini_bs": 7,
+        "max_tokens_per_micro_batch": None,
         "gradient_accumulation_steps": 5,
+        "sequence_packing": "off",
+        "gradient_checkpointing": True,
+        "torch_compile": True,
+        "optimizer": "adamw-8bit",
+        "nonfinite": "skip",
+        "lora": LoraSettings(3, 6, ("q_proj", "v_proj")),
         "temperature": 0.9,
         "device": "cpu",
         "dtype": "bfloat16",
@@ -91,11 +112,16 @@ def test_sampling(make_config: Callable[..., TrainConfig]) -> None:
 
 
 def test_the_rollout_engine_can_be_made_elsewhere(make_config: Callable[..., TrainConfig]) -> None:
-    config = make_config(dtype="bfloat16", threads=3)
+    config = make_config(dtype="bfloat16", threads=3, lora_rank=4, lora_alpha=5)
     factory = pickle.loads(pickle.dumps(rollout_engine_factory(config, 0)))
     assert factory.func is HFRolloutEngine
     assert factory.args == (config.ckpt, sampling_params(config))
-    assert factory.keywords == {"device": "cpu", "dtype": "bfloat16", "threads": 3}
+    lora = LoraSettings(4, 5, ("all-linear",))
+    assert factory.keywords == {"device": "cpu", "dtype": "bfloat16", "threads": 3, "lora": lora}
+
+
+def test_without_a_rank_all_weights_are_trained(make_config: Callable[..., TrainConfig]) -> None:
+    assert lora_settings(make_config()) is None
 
 
 def test_the_process_of_an_engine_imports_no_trainer(make_config: Callable[..., TrainConfig]) -> None:

@@ -1,0 +1,79 @@
+"""Settings of the step: what goes together, and what the machine must have for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from typing import Any
+
+import pytest
+
+from fsm_trainer.config import ConfigError, TrainConfig
+from fsm_trainer.config.check_step import check_step_needs
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"max_tokens_per_micro_batch": 100, "max_prompt_tokens": 90, "max_new_tokens": 20},
+            "--max-tokens-per-micro-batch is 100, but --max-prompt-tokens 90 and --max-new-tokens 20 allow a sequence "
+            "of 110; give at least that",
+        ),
+        (
+            {"max_tokens_per_micro_batch": 4096, "gradient_accumulation_steps": 100},
+            "--gradient-accumulation-steps counts micro-batches of --mini-bs sequences and has no meaning with "
+            "--max-tokens-per-micro-batch; leave it out",
+        ),
+        ({"lora_alpha": 8}, "--lora-alpha has no meaning without --lora-rank; give both or neither"),
+        (
+            {"lora_target_modules": "q_proj"},
+            "--lora-target-modules has no meaning without --lora-rank; give both or neither",
+        ),
+        ({"lora_rank": 0}, "--lora-rank is 0, expected at least 1"),
+        ({"dtype": "float16"}, "--dtype is float16, expected one of float32, bfloat16"),
+        ({"nonfinite": "ignore"}, "--nonfinite is ignore, expected one of error, skip"),
+        ({"optimizer": "sgd"}, "--optimizer is sgd, expected one of adamw, adamw-8bit"),
+        ({"sequence_packing": "yes"}, "--sequence-packing is yes, expected one of auto, on, off"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.build(values)
+    assert str(caught.value) == message
+
+
+def test_a_budget_stands_for_the_number_of_sequences() -> None:
+    config = TrainConfig.build({"max_tokens_per_micro_batch": 2048})
+    assert TrainConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "library", "message"),
+    [
+        ({"lora_rank": 8}, "peft", "--lora-rank needs the extra lora: pip install 'fsm-trainer[lora]'"),
+        (
+            {"optimizer": "adamw-8bit"},
+            "bitsandbytes",
+            "--optimizer adamw-8bit needs the extra bitsandbytes: pip install 'fsm-trainer[bitsandbytes]'",
+        ),
+    ],
+)
+def test_an_extra_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], library: str, message: str
+) -> None:
+    there = True
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if there or name != library else None)
+    check_step_needs(TrainConfig.build(values))
+    there = False
+    check_step_needs(TrainConfig.build({}))
+    with pytest.raises(ConfigError) as caught:
+        check_step_needs(TrainConfig.build(values))
+    assert str(caught.value) == message
+
+
+def test_compiling_on_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    check_step_needs(TrainConfig.build({"torch_compile": True, "train_devices": "0"}))
+    with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler, and g\\+\\+ is not there"):
+        check_step_needs(TrainConfig.build({"torch_compile": True, "train_devices": "cpu"}))
