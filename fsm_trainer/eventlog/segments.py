@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+import pyarrow as pa
+
 from fsm_trainer.eventlog.frame import END_OF_STREAM, encode_batch
 from fsm_trainer.eventlog.layout import lock, other_files, segment_path, sync_directory
 from fsm_trainer.eventlog.schema import CONTINUED_KEY, FIRST_SEQ_KEY, PREVIOUS_KEY, SCHEMA, SEGMENT_KEY, run_schema
@@ -86,7 +88,7 @@ class SegmentWriter:
             self._begin(place)
             os.fsync(self.fd)
             sync_directory(self.path.parent)
-            mark = encode_batch(SCHEMA.empty_table().to_batches()[0], first_seq, **{CONTINUED_KEY: str(number)})
+            mark = encode_batch(pa.RecordBatch.from_pylist([], SCHEMA), first_seq, **{CONTINUED_KEY: str(number)})
             _write_all(before, mark + END_OF_STREAM)
             os.fsync(before)
         finally:

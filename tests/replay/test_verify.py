@@ -12,6 +12,7 @@ from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Reco
 from fsm_trainer.eventlog.reader import read_log, records
 from fsm_trainer.eventlog.schema import CONFIG_KEY, LOG_NAME, POLICY_KEY, log_metadata
 from fsm_trainer.eventlog.writer import write_log
+from fsm_trainer.replay import verify as verify_module
 from fsm_trainer.replay.report import render, to_json
 from fsm_trainer.replay.verify import VerifyResult, verify
 from tests.replay.virtual_run import log_of, virtual_run
@@ -130,6 +131,40 @@ def test_an_unknown_input_is_a_divergence_with_the_reason(tmp_path: Path, histor
     assert result.divergence.seq == 0
     assert "teleported" in result.divergence.problem
     assert "scheduler: nothing" in render(result)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 13, 10_000])
+def test_chunks_of_any_size_find_the_same(
+    tmp_path: Path, history: list[Record], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps reach over the bounds of chunks; what is found may not hang on where they are."""
+    monkeypatch.setattr(verify_module, "_CHUNK", chunk)
+    whole = verify_rows(tmp_path, history)
+    assert whole.ok
+    assert whole.inputs + whole.metrics + whole.decisions == len(history)
+    for at in range(0, len(history), 4):
+        edit: dict[str, object] = {"message": "x"}
+        if history[at].kind in (RecordKind.INPUT, RecordKind.METRIC):
+            edit = {"trigger": "teleported"} if history[at].kind is RecordKind.INPUT else {"kind": RecordKind.WAIT}
+        rows = [*history[:at], history[at]._replace(**edit), *history[at + 1 :]]
+        result = verify_rows(tmp_path, rows)
+        assert result.divergence is not None
+        assert result.divergence.seq == at
+        assert result.inputs + result.metrics + result.decisions == at
+    for size in range(0, len(history), 3):
+        assert verify_rows(tmp_path, history[:size]).ok
+
+
+def test_the_first_of_several_divergences_counts(tmp_path: Path, history: list[Record]) -> None:
+    """An input that the core cannot take comes after a decision that differs already."""
+    decision = next(row.seq for row in history if row.kind is RecordKind.TRANSITION)
+    impossible = next(row.seq for row in history[decision:] if row.kind is RecordKind.INPUT)
+    rows = list(history)
+    rows[decision] = rows[decision]._replace(message="x")
+    rows[impossible] = rows[impossible]._replace(trigger="teleported")
+    result = verify_rows(tmp_path, rows)
+    assert result.divergence is not None
+    assert (result.divergence.seq, result.divergence.columns) == (decision, ("message",))
 
 
 def test_lost_and_invented_rows_fail(tmp_path: Path, history: list[Record]) -> None:
