@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# TRL pins what it likes: it gets an environment of its own, which the package is not installed into.
+TRL := .venv-trl
 # Tests and the tiny model run best on one thread a process, and must never wait for a hub.
 ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test soak explore mutants lint format docs clean
+.PHONY: help setup quickstart test test-trl soak explore mutants lint format docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
@@ -33,6 +35,14 @@ lint: setup ## ruff (format and rules) and mypy --strict
 test: lint ## lint, then all tests
 	$(ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
+$(TRL)/.installed: constraints.txt
+	@test -x $(TRL)/bin/pip || $(PYTHON) -m venv --clear $(TRL)
+	$(TRL)/bin/python -m pip install --quiet -c constraints.txt trl torch numpy pytest pytest-timeout
+	@touch $@
+
+test-trl: $(TRL)/.installed ## compare the losses with TRL's own, in an environment of its own
+	$(ENV) $(TRL)/bin/python -m pytest $(PYTEST_ARGS) tests/trl
+
 soak: setup ## simulate fresh seeds for ten minutes on all cores (SOAK_ARGS="--minutes 1")
 	$(ENV) $(BIN)/python tools/soak.py $(SOAK_ARGS)
 
@@ -52,6 +62,6 @@ docs: setup ## rewrite what is generated: the schemas, the tables of settings an
 	$(BIN)/python -m fsm_trainer.replay.diagrams
 	$(BIN)/python -m fsm_trainer.analysis.page
 
-clean: ## remove the environment, caches and builds, never runs/
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+clean: ## remove the environments, caches and builds, never runs/
+	rm -rf $(VENV) $(TRL) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
