@@ -1,7 +1,7 @@
 """The flags of `fsm-train`, made from the typed settings, and where each value came from.
 
-Flags win over the configuration file, the file over the preset, the preset over the defaults. Knows nothing of what
-the settings do, and imports nothing heavy: `--help` must be quick.
+Flags win over the configuration file, the file over the preset (or the run that is resumed), that over the defaults.
+Knows nothing of what the settings do, and imports nothing heavy: `--help` must be quick.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fsm_trainer.cli.simulate_flags import SimulationRequest, add_simulation_fla
 from fsm_trainer.config.errors import ConfigError, flag, one_line, suggestion
 from fsm_trainer.config.groups import GROUPS, LISTED
 from fsm_trainer.config.reference import bounds, choices, default_text
+from fsm_trainer.config.resume import find_resume_point
 from fsm_trainer.config.train_config import TrainConfig
 from fsm_trainer.config.yaml_file import read_config_file
 from fsm_trainer.presets import preset_settings
@@ -100,11 +101,22 @@ def parse(argv: Sequence[str]) -> Invocation:
         values = read_config_file(config_file)
         origin = dict.fromkeys(values, config_file)
     values.update(flags)
+    origin = {name: where for name, where in origin.items() if name not in flags}
+    if values.get("resume") is not None:
+        return Invocation(_resumed(values, origin), dry_run, origin=origin, simulation=simulation)
     preset = preset_settings(values.get("preset"))
     origin.update({name: f"the preset {values['preset']}" for name in preset if name not in values})
-    origin = {name: where for name, where in origin.items() if name not in flags}
     config = TrainConfig.build({**preset, **values}, origin)
     return Invocation(config, dry_run, origin=origin, simulation=simulation)
+
+
+def _resumed(values: dict[str, Any], origin: dict[str, str]) -> TrainConfig:
+    """The settings of the run before, with those given now in their place."""
+    point = find_resume_point(str(values["resume"]))
+    origin.update({name: f"the run of {point.name}" for name in point.values if name not in values})
+    config = TrainConfig.build(point.settings(values), origin)
+    point.check_fixed(config)
+    return config
 
 
 def _unknown(argument: str, parser: argparse.ArgumentParser) -> str:

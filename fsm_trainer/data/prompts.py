@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -19,6 +20,9 @@ from fsm_trainer.data.encoding import Overlong, encode_rows
 from fsm_trainer.data.rows import Rows, rows_at
 from fsm_trainer.data.source_state import Group, SourceState
 from fsm_trainer.data.tokenizer import Tokenizer
+
+_LOADED = sys.maxsize
+"""In place of a batch's id: given back to an earlier run, and due after all that this one has served."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,8 @@ class PromptSource:
         self._order: tuple[int, list[int]] = (-1, [])
         self._changed = threading.Condition()
         self._epoch, self._position = 0, 0
-        self._returned: deque[Group] = deque()
+        self._returned: deque[tuple[int, Group]] = deque()
+        """To be served again, each with the id of the batch it was last part of."""
         self._outstanding: dict[int, Group] = {}
         self._closed = False
         self._given_up: Counter[str] = Counter()
@@ -160,27 +165,6 @@ class PromptSource:
                 self._outstanding[batch_id] = group
         return self._materialise(batch_id, group)
 
-    def settled(self) -> int:
-        """Prompts whose batch was trained on, or had nothing to train on."""
-        with self._changed:
-            return self._settled
-
-    def batch(self, batch_id: int) -> PromptBatch | None:
-        """The prompts of a batch: those that came back first, else the next ones; None when there are no more.
-
-        At the end of the data it waits while a batch is under way that may come back, until that is settled or given
-        back, or until `close`. Asked again for a batch under way, it gives the same prompts.
-        """
-        with self._changed:
-            group = self._outstanding.get(batch_id)
-            if group is None:
-                self._changed.wait_for(lambda: not self._must_wait())
-                group = self._take_next()
-                if group is None:
-                    return None
-                self._outstanding[batch_id] = group
-        return self._materialise(batch_id, group)
-
     def first_prompts(self, count: int) -> tuple[tuple[int, ...], ...]:
         """Tokens of the dataset's first usable prompts, whatever the epoch's order; serves nothing."""
         return self._prompts.tokens[:count]
@@ -206,7 +190,7 @@ class PromptSource:
             if attempted and group.attempts >= self._max_attempts:
                 self._given_up[reason] += len(group.members)
                 return self._row_numbers(group)
-            self._returned.append(group if attempted else group.without_attempt())
+            self._returned.append((batch_id, group if attempted else group.without_attempt()))
             return ()
 
     def close(self) -> None:
@@ -218,8 +202,9 @@ class PromptSource:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on later, ready for JSON. Batches under way count as come back, unattempted."""
         with self._changed:
-            under_way = [group.without_attempt() for _, group in sorted(self._outstanding.items())]
-            groups = [*self._returned, *under_way]
+            under_way = ((batch_id, group.without_attempt()) for batch_id, group in self._outstanding.items())
+            # By their ids, so that a resumed run binds the prompts to the same ids again.
+            groups = [group for _, group in sorted((*self._returned, *under_way), key=lambda pair: pair[0])]
             return SourceState(
                 seed=self._seed,
                 shuffle=self._shuffle,
@@ -243,7 +228,7 @@ class PromptSource:
         with self._changed:
             self._epoch, self._position = found.epoch, found.position
             # The batch size may be another one now.
-            self._returned = deque(part for group in groups for part in group.split(self._batch_size))
+            self._returned = deque((_LOADED, part) for group in groups for part in group.split(self._batch_size))
             self._outstanding.clear()
             self._given_up = Counter(found.given_up)
             self._settled = found.settled
@@ -263,7 +248,7 @@ class PromptSource:
 
     def _take_next(self) -> Group | None:
         if self._returned:
-            return self._returned.popleft().with_attempt()
+            return self._returned.popleft()[1].with_attempt()
         while self._epoch < self._epochs:
             if self._batches_of(self.usable_rows - self._position):
                 members = self._epoch_order(self._epoch)[self._position : self._position + self._batch_size]

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    Saved = PreTrainedModel | PeftModel
-
 FORMAT = 1
 """Raised when a state written before could not be read any more."""
 TENSORS, NUMBERS = "train_state.safetensors", "train_state.json"
@@ -33,7 +31,9 @@ _OPTIMIZER, _REFERENCE, _RANDOM = "optimizer", "reference", "random"
 """First parts of the names of tensors, with "/" between the parts."""
 
 
-def save_checkpoint(model: Saved, tokenizer: PreTrainedTokenizerBase, directory: str | Path) -> None:
+def save_checkpoint(
+    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, directory: str | Path
+) -> None:
     """Write model and tokenizer into a folder, in the form that `from_pretrained` loads."""
     from transformers.utils import logging
 
@@ -76,7 +76,7 @@ def save_state(
     (folder / NUMBERS).write_text(text + "\n", encoding="utf-8")
 
 
-def load_weights(directory: str | Path, model: Saved, *, adapters: bool) -> None:
+def load_weights(directory: str | Path, model: PreTrainedModel | PeftModel, *, adapters: bool) -> None:
     """Put a checkpoint's weights into a model that is there already. ValueError if they are another model's."""
     if adapters:
         from peft import set_peft_model_state_dict
@@ -194,7 +194,7 @@ def _read_numbers(directory: str | Path) -> dict[str, Any]:
 def _random_state() -> Iterator[tuple[str, Tensor]]:
     """State of torch's global generators; nothing else of a train engine draws."""
     yield f"{_RANDOM}/cpu", torch.get_rng_state()
-    if torch.cuda.is_initialized():
+    if _uses_cuda():
         for index, state in enumerate(torch.cuda.get_rng_state_all()):
             yield f"{_RANDOM}/cuda-{index}", state
 
@@ -202,6 +202,10 @@ def _random_state() -> Iterator[tuple[str, Tensor]]:
 def _restore_random(tensors: Mapping[str, Tensor]) -> None:
     """Devices that are not here any more have nothing to restore."""
     torch.set_rng_state(tensors[f"{_RANDOM}/cpu"])
-    for index in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+    for index in range(torch.cuda.device_count() if _uses_cuda() else 0):
         if f"{_RANDOM}/cuda-{index}" in tensors:
             torch.cuda.set_rng_state(tensors[f"{_RANDOM}/cuda-{index}"], index)
+
+
+def _uses_cuda() -> bool:
+    return bool(torch.cuda.is_available() and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

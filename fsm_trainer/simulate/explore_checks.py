@@ -140,7 +140,7 @@ def _check_saved(s: State) -> None:
     """A due checkpoint is made before anything else is consumed."""
     behind, points = s.train_version - s.saved_version, s.config.save_points
     if s.config.admission == "lockstep":
-        hold(not points or s.consumed % points or not behind, "lockstep saves at each save point", s.consumed)
+        hold(not (points and behind and s.consumed % points == 0), "lockstep saves at each save point", s.consumed)
     else:
         hold(not points or behind < s.config.save_interval, "a due checkpoint is made at once", behind)
 

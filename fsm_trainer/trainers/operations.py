@@ -7,26 +7,25 @@ dictionary by batch id; a batch's entry goes when the batch has ended.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fsm_trainer.core.batch import AsyncTrainBatch
 from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Record, RecordKind
-from fsm_trainer.core.machines import TERMINAL
+from fsm_trainer.core.machines import TERMINAL, BatchState
 from fsm_trainer.data.prompts import PromptBatch
 from fsm_trainer.engines.base import Rollout, Snapshot, TrainEngine, TrainResult
 from fsm_trainer.engines.logprob_gap import LogprobGap, LogprobMismatch
 from fsm_trainer.trainers.mismatch import MismatchGate
 from fsm_trainer.trainers.run_directory import RunDirectory
+from fsm_trainer.trainers.saving import Saver
 
 _ENDED = {state.value for state in TERMINAL}
+_CONSUMED = {BatchState.TRAINED.value, BatchState.DROPPED.value}
 
 
 class OperationAborted(RuntimeError):
@@ -53,18 +52,21 @@ class BatchWork:
     result: TrainResult | None = None
 
 
-SOURCE_STATE = "prompt_source.json"
-"""File of a checkpoint: `PromptSource.state_dict` at the moment of the save."""
-
-
 class RunOperations(ABC):
     """Carries out the commands of one run. Subclasses say where batches come from."""
 
-    def __init__(self, *, train_engine: TrainEngine, run: RunDirectory, gate: MismatchGate | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        train_engine: TrainEngine,
+        run: RunDirectory,
+        gate: MismatchGate | None = None,
+        saver: Saver | None = None,
+    ) -> None:
         """Nothing starts before its command. Without a `gate` no logprobs are compared."""
         self._train_engine = train_engine
         self._gate = gate or MismatchGate(None)
-        self._run = run
+        self._saver = saver or Saver.of(run)
         self._work: dict[int, BatchWork] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._running: dict[int, Command] = {}
@@ -165,6 +167,8 @@ class RunOperations(ABC):
         """Forget batches that have ended."""
         for record in records:
             if is_batch_end(record) and record.batch_id is not None:
+                if record.dest in _CONSUMED:
+                    self._saver.consumed(record.batch_id)
                 self._work.pop(record.batch_id, None)
         return ()
 
@@ -186,6 +190,7 @@ class RunOperations(ABC):
 
     def _start_trainer(self, command: Command) -> Input:
         self._train_engine.start()
+        self._saver.restore(self._train_engine)
         return Input(InputKind.STARTED)
 
     def _train(self, command: Command) -> Input:
@@ -198,6 +203,8 @@ class RunOperations(ABC):
         except LogprobMismatch as error:
             raise self._gate.explain_step(error, command.batch_id, version, work.engine) from error
         work.result = result
+        if result.stepped:
+            self._saver.stepped(work.train_batch.reward_mean, result)
         return Input(
             InputKind.TRAINED,
             train_version=result.train_version,
@@ -214,22 +221,8 @@ class RunOperations(ABC):
 
     def _save(self, command: Command) -> Input:
         assert command.version is not None
-        path = self._run.checkpoint(command.version)
-        self._train_engine.save(str(path))
-        state = self.source_state()
-        if state is not None:
-            write_whole(path / SOURCE_STATE, json.dumps(state) + "\n")
+        path = self._saver.save(self._train_engine, command.version, self.source_state())
         return Input(InputKind.SAVED, train_version=command.version, message=str(path))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all, and on the storage."""
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
 
 
 def is_batch_end(record: Record) -> bool:

@@ -6,15 +6,20 @@ A preset's files are made in a scratch folder and checked there, so that a refus
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fsm_trainer.config import ConfigError, TrainConfig
 from fsm_trainer.config.check_rewards import GivenRewards
+from fsm_trainer.config.checkpoint import SOURCE_STATE
+from fsm_trainer.config.errors import one_line
 from fsm_trainer.config.preflight import Inputs, check_inputs, check_machine, check_model, count_cuda_devices
 from fsm_trainer.config.resolve import resolve
+from fsm_trainer.config.resume import ResumePoint, find_resume_point
+from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.data.datasets import Rows
 from fsm_trainer.presets import prepare_preset
 
@@ -28,6 +33,18 @@ class Prepared:
     inputs: Inputs | None
     """None when the batches come from a queue."""
     scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+    resume: ResumePoint | None = None
+    """What the run goes on from; the prompts of `inputs` stand there already."""
+
+    def scheduler_config(self) -> SchedulerConfig:
+        """What the scheduler needs: where it begins, and how many batches there are at most."""
+        prompts = None if self.inputs is None else self.inputs.prompts
+        if self.resume is None:
+            return self.config.to_scheduler_config(None if prompts is None else prompts.total_batches)
+        start = self.resume.checkpoint
+        limit = None if prompts is None else start.train_version + prompts.batches_left
+        config = self.config.to_scheduler_config(limit)
+        return replace(config, first_version=start.train_version, first_batch=start.first_batch)
 
     def place_files(self) -> None:
         """Put the preset's files, if any, into the run's folder."""
@@ -47,6 +64,7 @@ def prepare(config: TrainConfig, *, reward_fn: GivenRewards | None = None, datas
 
     `reward_fn` and `dataset` stand in for the configuration's paths.
     """
+    config, point = _resumed(config)
     given = {"reward_fn_path": reward_fn is not None, "dataset_path": dataset is not None}
     provided = frozenset(name for name, there in given.items() if there)
     cuda_devices = count_cuda_devices(config)
@@ -55,28 +73,83 @@ def prepare(config: TrainConfig, *, reward_fn: GivenRewards | None = None, datas
     config = resolve(config, cuda_devices)
     check_machine(config, cuda_devices, provided)
     if config.preset is None:
-        return Prepared(config, check_inputs(config, reward_fn=reward_fn, dataset=dataset))
+        inputs = check_inputs(config, reward_fn=reward_fn, dataset=dataset)
+        _go_on(point, config, inputs)
+        return Prepared(config, inputs, resume=point)
     scratch = tempfile.TemporaryDirectory(prefix="fsm-train-")
     try:
         made, final = Path(scratch.name) / "preset", Path(str(config.output_dir)) / "preset"
         trial = prepare_preset(config, made, provided)
         inputs = check_inputs(trial, reward_fn=reward_fn, dataset=dataset)
+        _go_on(point, trial, inputs)
     except BaseException:
         scratch.cleanup()
         raise
-    return Prepared(_relocated(trial, made, final), inputs, scratch)
+    return Prepared(_relocated(trial, made, final), inputs, scratch, point)
 
 
 def prepare_for_queue(config: TrainConfig) -> Prepared:
     """The same for a run whose batches come from producers outside it: there is no dataset and no reward to check."""
     provided = frozenset({"dataset_path", "reward_fn_path"})
+    config, point = _resumed(config)
     cuda_devices = count_cuda_devices(config)
     if config.ckpt is None:
         raise ConfigError("--ckpt is missing; give the model to train, a folder or a hub name")
     config = resolve(config, cuda_devices)
     check_machine(config, cuda_devices, provided)
     check_model(config)
-    return Prepared(config, None)
+    _go_on(point, config, None)
+    return Prepared(config, None, resume=point)
+
+
+def _resumed(config: TrainConfig) -> tuple[TrainConfig, ResumePoint | None]:
+    """The settings of the run that is resumed, if one is, with those that were given in their place."""
+    if config.resume is None:
+        return config, None
+    point = find_resume_point(config.resume)
+    given = {name: getattr(config, name) for name in config.model_fields_set}
+    config = TrainConfig.build(point.settings(given))
+    point.check_fixed(config)
+    return config, point
+
+
+def _go_on(point: ResumePoint | None, config: TrainConfig, inputs: Inputs | None) -> None:
+    """Hold the checkpoint against the run that is to go on from it, and set the prompts to where they stood then."""
+    if point is None:
+        return
+    checkpoint = point.checkpoint
+    taken = checkpoint.train_version
+    if config.max_steps is not None and taken >= config.max_steps:
+        raise ConfigError(
+            f"{point.name}: its {taken} optimiser steps are all that --max-steps {config.max_steps} asks for; give more"
+        )
+    point.check_files()
+    _check_engine_state(point, config)
+    if inputs is not None:
+        _set_prompts(point, inputs)
+
+
+def _check_engine_state(point: ResumePoint, config: TrainConfig) -> None:
+    # Imports torch.
+    from fsm_trainer.engines.hf_checkpoint import check_fits
+
+    assert config.ckpt is not None, config
+    try:
+        check_fits(point.checkpoint.path, config.ckpt)
+    except ValueError as error:
+        raise ConfigError(f"{point.name}: {one_line(error)}") from error
+
+
+def _set_prompts(point: ResumePoint, inputs: Inputs) -> None:
+    path = point.checkpoint.path / SOURCE_STATE
+    if not path.is_file():
+        raise ConfigError(f"{point.name} is of a run whose batches came from a queue; give a queue to this one too")
+    try:
+        inputs.prompts.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ConfigError(f"{point.name}: {one_line(error)}") from error
+    if not inputs.prompts.batches_left:
+        raise ConfigError(f"{point.name}: every prompt of every epoch is used up; give more --epochs")
 
 
 def _relocated(config: TrainConfig, old: Path, new: Path) -> TrainConfig:

@@ -22,12 +22,16 @@ class Progress:
     tokens_per_s: float = 0.0
     """Prompt and completion tokens trained on a second, since the run was up."""
     dropped: int = 0
+    steps_before: int = 0
+    """Optimiser steps of the runs that this one goes on from."""
 
     @property
     def left_s(self) -> float | None:
         """Seconds to go at the rate so far, once there is one."""
-        done = self.status.train_version
-        return None if not done or self.total_steps is None else self.elapsed_s / done * (self.total_steps - done)
+        done = self.status.train_version - self.steps_before
+        if not done or self.total_steps is None:
+            return None
+        return self.elapsed_s / done * (self.total_steps - self.status.train_version)
 
 
 class Display(Protocol):
@@ -53,7 +57,9 @@ class ProgressTracker:
         self._up_ns = 0
         self._tokens = 0
         self._dropped = 0
-        self.newest = Progress(status(), total_steps, 0.0)
+        first = status()
+        self._steps_before = first.train_version
+        self.newest = Progress(first, total_steps, 0.0, steps_before=self._steps_before)
 
     def on_step(self, records: Sequence[Record]) -> Sequence[Record]:
         """Make a new copy."""
@@ -72,5 +78,6 @@ class ProgressTracker:
             metrics=self._metrics(),
             tokens_per_s=self._tokens / elapsed_s if elapsed_s else 0.0,
             dropped=self._dropped,
+            steps_before=self._steps_before,
         )
         return ()

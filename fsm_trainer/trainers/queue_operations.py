@@ -16,6 +16,7 @@ from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
 from fsm_trainer.trainers.mismatch import MismatchGate
 from fsm_trainer.trainers.operations import RunOperations
 from fsm_trainer.trainers.run_directory import RunDirectory
+from fsm_trainer.trainers.saving import Saver
 
 OnWeights = Callable[[Snapshot], None]
 """Told of each newly published version; the snapshot can be read while the call lasts."""
@@ -33,9 +34,10 @@ class QueueOperations(RunOperations):
         run: RunDirectory,
         timeout_s: float | None,
         gate: MismatchGate | None = None,
+        saver: Saver | None = None,
     ) -> None:
         """`timeout_s` is how long the producers may keep the run waiting; None for ever."""
-        super().__init__(train_engine=train_engine, run=run, gate=gate)
+        super().__init__(train_engine=train_engine, run=run, gate=gate, saver=saver)
         self._queue = queue
         self._on_weights = on_weights
         self._timeout_s = timeout_s

@@ -49,7 +49,10 @@ def run_result(
 
 def _message(run: RunDirectory, s: State, loop: EventLoop, last_metrics: dict[str, float], seconds: float) -> str:
     steps = f"{s.train_version} step{'' if s.train_version == 1 else 's'}"
-    kept = f"checkpoint {run.checkpoint(s.saved_version)}" if s.saved_version else "no checkpoint"
+    before = s.config.first_version
+    if before:
+        steps += f" ({before} before it was resumed)"
+    kept = f"checkpoint {run.checkpoint(s.saved_version)}" if s.saved_version > before else "no checkpoint"
     where = f"{kept}, log {run.kept_log}"
     if loop.outcome == "completed":
         reward = f", mean reward {last_metrics['reward_mean']:.3f}" if last_metrics else ""

@@ -22,6 +22,7 @@ from fsm_trainer.trainers.mismatch import MismatchGate
 from fsm_trainer.trainers.operations import RunOperations, digest, is_batch_end
 from fsm_trainer.trainers.run_directory import RunDirectory
 from fsm_trainer.trainers.samples import SampleWriter
+from fsm_trainer.trainers.saving import Saver
 from fsm_trainer.trainers.scoring import Scorer
 
 _NOTHING_TO_TRAIN = frozenset({"degenerate", "no_step"})
@@ -67,9 +68,10 @@ class RolloutOperations(RunOperations):
         samples: SampleWriter | None = None,
         always_steps: bool,
         gate: MismatchGate | None = None,
+        saver: Saver | None = None,
     ) -> None:
         """`always_steps`: the loss has a term (entropy, KL) that makes even a batch without advantages a step."""
-        super().__init__(train_engine=train_engine, run=run, gate=gate)
+        super().__init__(train_engine=train_engine, run=run, gate=gate, saver=saver)
         self._source = source
         self._scorer = scorer
         self._make_host = make_host

@@ -50,6 +50,7 @@ from fsm_trainer.trainers.reward_policy import RewardPolicy
 from fsm_trainer.trainers.rollout_operations import RolloutOperations
 from fsm_trainer.trainers.run_directory import RunDirectory
 from fsm_trainer.trainers.samples import make_sample_writer
+from fsm_trainer.trainers.saving import Saver
 from fsm_trainer.trainers.scoring import Scorer
 from fsm_trainer.trainers.tracking import live_tracking
 
@@ -98,6 +99,9 @@ class Trainer:
         if self._prepared.inputs is not None:
             for warning in plan_warnings(self.config, self._prepared.inputs):
                 _log.warning(warning)
+        if self._prepared.resume is not None:
+            checkpoint = self._prepared.resume.checkpoint
+            _log.info("run_resumed", checkpoint=str(checkpoint.path), train_version=checkpoint.train_version)
         run = RunDirectory.create(self.config)
         self._prepared.place_files()
         return self._run(run, self._scheduler_config())
@@ -109,7 +113,11 @@ class Trainer:
         self._post(Input(InputKind.STOP, reason="user"))
 
     def _scheduler_config(self) -> SchedulerConfig:
-        return self.config.to_scheduler_config(self._inputs.prompts.total_batches)
+        return self._prepared.scheduler_config()
+
+    def _saver(self, run: RunDirectory) -> Saver:
+        point = self._prepared.resume
+        return Saver.of(run, self.config, None if point is None else point.checkpoint)
 
     @property
     def _inputs(self) -> Inputs:
@@ -170,6 +178,7 @@ class Trainer:
             samples=make_sample_writer(config.log_samples, run.samples, scorer.functions, post),
             always_steps=make_objective(config).moves_without_advantages,
             gate=MismatchGate.of(config, inputs.prompts.first_prompts(config.sync_probe_prompts)),
+            saver=self._saver(run),
         )
 
     @contextmanager
@@ -241,9 +250,9 @@ class AsyncPolicyTrainer(Trainer):
         return result
 
     def _scheduler_config(self) -> SchedulerConfig:
+        config = super()._scheduler_config()
         if self._queue is None:
-            return super()._scheduler_config()
-        config = self.config.to_scheduler_config()
+            return config
         # The queue's own timeout names the producers, so the scheduler's would only say less.
         deadlines = replace(config.deadlines, queue_s=0.0, load_prompts_s=0.0)
         return replace(
@@ -267,6 +276,7 @@ class AsyncPolicyTrainer(Trainer):
             run=run,
             timeout_s=self.config.async_queue_timeout_s or None,
             gate=MismatchGate.of(self.config),
+            saver=self._saver(run),
         )
 
 

@@ -184,9 +184,25 @@ def test_the_state_goes_on_where_it_was() -> None:
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
     order = rows_of(straight)
-    # What came back, then what was under way, then the rest.
-    assert rows_of(resumed) == [order[3], order[1], order[4], *order[5:]]
+    # What came back or was under way in the order of the batches, then the rest.
+    assert rows_of(resumed) == [order[1], order[3], order[4], *order[5:]]
+
     assert resumed.settled == begun.settled + 10 * 3 - 6
+
+
+def test_what_was_given_back_to_an_earlier_run_comes_after_what_this_one_serves() -> None:
+    """Saved twice, the second time before all that the first state brought back was served."""
+    straight, first = source(10, epochs=2), source(10, epochs=2)
+    for i in range(4):
+        ask(first, i)
+    second = source(10, epochs=2)
+    second.load_state_dict(first.state_dict())
+    ask(second, 0)
+    ask(second, 1)
+    second.settle(0)
+    third = source(10, epochs=2)
+    third.load_state_dict(second.state_dict())
+    assert rows_of(third) == rows_of(straight)[1:]
 
 
 def test_a_state_with_another_batch_size_is_cut() -> None:

@@ -1,0 +1,137 @@
+"""`--resume`: which checkpoint a run goes on from, and its settings: those of the run before, where not given anew.
+
+Reads manifests and configurations; knows nothing of models. What the settings mean for the run itself is the
+trainers' affair.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsm_trainer.config.checkpoint import MANIFEST, RUN_CONFIG, Checkpoint, list_checkpoints, read_checkpoint
+from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
+from fsm_trainer.config.train_config import TrainConfig
+
+LATEST = "latest"
+RUNS = Path("runs")
+FIXED = (
+    *("algo", "preset", "seed", "shuffle", "drop_last", "batch_size", "dynamic_sampling", "dynamic_sampling_factor"),
+    *("optimizer", "lora_rank", "lora_alpha", "lora_target_modules"),
+)
+"""Settings that a resumed run cannot change: what was learnt, or which prompts were served, hangs on them."""
+_ANEW = frozenset({"output_dir", "save_path", "resume"})
+"""Settings that a run never takes over: they name its own folders."""
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """A checkpoint to go on from, and the settings of the run that made it."""
+
+    checkpoint: Checkpoint
+    values: dict[str, Any]
+    """Those that are not at their defaults, without `_ANEW`."""
+
+    @property
+    def name(self) -> str:
+        """The checkpoint, for messages."""
+        return f"--resume {self.checkpoint.path}"
+
+    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The new run's settings: `given` wins over the run before."""
+        return {**self.values, **given, "resume": str(self.checkpoint.path)}
+
+    def check_files(self) -> None:
+        """Read every file of the checkpoint; ConfigError unless all are as they were written."""
+        checkpoint = self.checkpoint
+        try:
+            checkpoint.check_files()
+        except ValueError as error:
+            siblings = list_checkpoints(checkpoint.path.parent)
+            older = [each.path for each in siblings if each.train_version < checkpoint.train_version]
+            hint = f"; give {older[-1]} to go on from the one before" if older else ""
+            raise ConfigError(f"--resume: {error}{hint}") from error
+
+    def check_fixed(self, config: TrainConfig) -> None:
+        """ConfigError if a setting is changed that cannot be."""
+        before = TrainConfig.build(self.values)
+        for name in FIXED:
+            if name in TrainConfig.model_fields and getattr(config, name) != getattr(before, name):
+                raise ConfigError(
+                    f"{flag(name)} is {shown(getattr(config, name))}, but the run of {self.name} has "
+                    f"{shown(getattr(before, name))}, and a resumed run cannot change it; leave it out, or start a "
+                    f"new run"
+                )
+
+
+def find_resume_point(text: str) -> ResumePoint:
+    """The newest checkpoint of a run's folder, a checkpoint itself, or the `latest` of all runs below `runs/`.
+
+    ConfigError if there is none, or if its manifest is damaged or of a newer version.
+    """
+    try:
+        checkpoint = _latest() if text == LATEST else _of_path(Path(text).expanduser().absolute())
+        checkpoint.check_file(RUN_CONFIG)
+        return ResumePoint(checkpoint, _values(checkpoint.path / RUN_CONFIG))
+    except ValueError as error:
+        raise ConfigError(f"--resume {shown(text)}: {one_line(error)}") from error
+    except OSError as error:
+        raise ConfigError(f"--resume {shown(text)} cannot be read: {error.strerror}") from error
+
+
+def _of_path(path: Path) -> Checkpoint:
+    if (path / MANIFEST).exists():
+        return read_checkpoint(path)
+    if not path.is_dir():
+        raise ValueError("there is no such folder; give a run's folder, one of its checkpoints, or latest")
+    if not (path / "config.json").is_file():
+        raise ValueError("it holds no run (no config.json); give a run's folder, one of its checkpoints, or latest")
+    found = _checkpoints_of(path)
+    if not found:
+        if (path / RUN_CONFIG).exists():
+            raise ValueError(f"it has no {MANIFEST}: its save was cut short; give the run's folder for an older one")
+        raise ValueError("the run has no checkpoint yet; start it anew")
+    return found[-1]
+
+
+def _checkpoints_of(run: Path) -> list[Checkpoint]:
+    """Of a run that was moved, those inside it; else wherever `--save-path` put them."""
+    inside = list_checkpoints(run / "checkpoints")
+    if inside:
+        return inside
+    try:
+        save_path = json.loads((run / "config.json").read_text(encoding="utf-8")).get("save_path")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{run / 'config.json'} is damaged: {error}") from error
+    return list_checkpoints(Path(save_path)) if isinstance(save_path, str) else []
+
+
+def _latest() -> Checkpoint:
+    """The checkpoint written last by any run; runs without a right one do not count."""
+    newest: tuple[int, Checkpoint] | None = None
+    for config in RUNS.absolute().glob("*/config.json"):
+        try:
+            found = _checkpoints_of(config.parent)
+        except ValueError:  # a run whose checkpoints are damaged is no candidate
+            continue
+        if found:
+            written = (found[-1].path / MANIFEST).stat().st_mtime_ns
+            if newest is None or written > newest[0]:
+                newest = (written, found[-1])
+    if newest is None:
+        raise ValueError(f"no run below {RUNS}/ has a checkpoint; give the folder of a run")
+    return newest[1]
+
+
+def _values(path: Path) -> dict[str, Any]:
+    """Settings of a `config.json` that are not at their defaults."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    fields = TrainConfig.model_fields
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in _ANEW and (name not in fields or fields[name].default != value)
+    }
