@@ -106,7 +106,8 @@ class _Feed:
         try:
             self._send()
         except (Exception, SystemExit) as error:  # a tracker's library may raise anything, and it is no part of the run
-            self._give_up(describe(error).summary)
+            failure = describe(error)
+            self._give_up(f"{failure.type}: {failure.summary}")
 
     def _send(self) -> None:
         tracker = self._make()

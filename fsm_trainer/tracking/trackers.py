@@ -36,7 +36,7 @@ class RunInfo:
 
 
 class Tracker(Protocol):
-    """Takes the points of one run, in order. Any method may raise what its library raises."""
+    """Takes the points of one run, in order, on the thread that made it. Raises what its library raises."""
 
     def log(self, point: Point) -> None:
         """Keep the values of a step."""
@@ -108,6 +108,7 @@ class TrackioTracker:
         with contextlib.redirect_stdout(sys.stderr):
             import trackio
 
+            self._library = trackio
             self._run = trackio.init(
                 project=PROJECT, name=info.name, config=dict(info.config), auto_log_gpu=False, auto_log_cpu=False
             )
@@ -119,7 +120,8 @@ class TrackioTracker:
     def close(self) -> None:
         """Wait until all is written."""
         with contextlib.redirect_stdout(sys.stderr):
-            self._run.finish()
+            # Not the run's own, after which the library would finish it once more, and say so, at exit.
+            self._library.finish()
 
 
 TRACKERS: dict[str, type[TensorBoardTracker] | type[WandbTracker] | type[TrackioTracker]] = {

@@ -50,7 +50,7 @@ WORLDS: dict[str, tuple[SchedulerConfig, FakeBehaviour]] = {
 }
 
 
-class _Measures:
+class Measures:
     """An observer that logs metrics at each step, as a live run does: one of them not a number, one now and then."""
 
     def on_step(self, records: Sequence[Record]) -> Sequence[Record]:
@@ -73,7 +73,7 @@ def _metrics(step: Record) -> list[Record]:
 def records_of(name: str) -> tuple[SchedulerConfig, tuple[Record, ...]]:
     """The configuration and the log of one world."""
     config, behaviour = WORLDS[name]
-    run = VirtualRun(config, behaviour, observers=[_Measures()], events=_events(name))
+    run = VirtualRun(config, behaviour, observers=[Measures()], events=_events(name))
     result = run.run()
     assert result.outcome == ("failed" if name == "fails" else "completed"), result.error
     return config, tuple(result.records)
