@@ -33,9 +33,9 @@ def correction_weights(log_rho: Tensor, mask: Tensor, objective: Objective) -> C
 
     - `token-truncate`: min(rho_t, cap); truncated importance sampling (Ionides 2008; Yao et al. 2025).
     - `sequence-truncate`: min(prod_t rho_t, cap), the same for all tokens of a sequence.
-    - `token-mask`: rho_t inside the band, else 0; IcePop (Ling team 2025, "Every Step Evolves", section 3).
+    - `token-mask`: rho_t inside the band, else 0; IcePop (Ling team 2025, "Every Step Evolves").
     - `sequence-mask`: rho_t where the geometric mean of the sequence's rho is inside the band, else 0 for all of it.
-    - `decoupled`: rho_t; decoupled PPO (Hilton et al. 2021, eq. 2; AReaL, Fu et al. 2025, eq. 5).
+    - `decoupled`: rho_t; decoupled PPO (Hilton et al. 2021, section 3; AReaL, Fu et al. 2025).
     """
     log_rho = log_rho.detach().clamp(max=MAX_LOG_RATIO)
     rho = log_rho.exp()

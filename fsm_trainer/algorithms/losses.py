@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fsm_trainer.algorithms.corrections import MAX_LOG_RATIO, correction_weights, sequence_mean
+from fsm_trainer.algorithms.corrections import MAX_LOG_RATIO, CorrectionWeights, correction_weights, sequence_mean
 from fsm_trainer.algorithms.objective import KLEstimator, Objective
 
 
@@ -119,20 +119,11 @@ def policy_loss(inputs: LossInputs, normalizers: Normalizers, objective: Objecti
     current / proximal and w corrects proximal / rollout (`corrections.correction_weights`). docs/algorithms.md has
     every formula with its source. AssertionError when the objective needs reference logprobs and there are none.
     """
-    present = inputs.mask > 0
+    present, tokens = inputs.mask > 0, float(normalizers.tokens)
     log_ratio = _log_ratio(inputs.logprobs, inputs.rollout_logprobs, present)
-    if objective.needs_proximal:
-        proximal = inputs.logprobs if inputs.proximal_logprobs is None else inputs.proximal_logprobs
-        correction = correction_weights(
-            _log_ratio(proximal.detach(), inputs.rollout_logprobs, present), inputs.mask, objective
-        )
-        surrogate = _surrogate(_log_ratio(inputs.logprobs, proximal.detach(), present), inputs, objective)
-    else:
-        correction = correction_weights(torch.zeros_like(log_ratio), inputs.mask, objective)
-        surrogate = _surrogate(log_ratio, inputs, objective)
+    surrogate, correction = _policy_term(inputs, log_ratio, present, objective)
     token_loss = correction.weights * surrogate.loss
     metrics: dict[str, tuple[Tensor, float]] = {}
-    tokens = float(normalizers.tokens)
     if objective.needs_reference:
         assert inputs.reference_logprobs is not None, "the objective has a KL term but no reference logprobs are given"
         kl = kl_estimate(_log_ratio(inputs.logprobs, inputs.reference_logprobs, present), objective.kl_estimator)
@@ -143,15 +134,14 @@ def policy_loss(inputs: LossInputs, normalizers: Normalizers, objective: Objecti
     if objective.entropy_coef:
         loss = loss - objective.entropy_coef * entropy / tokens
     metrics |= {"loss": (loss.detach(), 1.0), "entropy": (entropy.detach(), tokens)}
-    if objective.correction != "none":
-        name = "truncated_fraction" if objective.correction.endswith("truncate") else "masked_fraction"
-        metrics[name] = ((correction.changed & present).sum(), tokens)
-    with torch.no_grad():
-        # k3 of KL(rollout || current), whose samples these are: never negative, low variance.
-        metrics["approx_kl"] = ((torch.expm1(log_ratio) - log_ratio).sum(), tokens)
-        ratio = _ratio_units(log_ratio, inputs.mask, normalizers, objective)
-    weights = ratio if objective.correction == "none" else _Units(correction.weights, present, normalizers.tokens)
-    return _output(loss, metrics, ratio, weights, surrogate)
+    # k3 of KL(rollout || current), whose samples these are: never negative, low variance.
+    metrics["approx_kl"] = ((torch.expm1(log_ratio) - log_ratio).detach().sum(), tokens)
+    ratio = _ratio_units(log_ratio.detach(), inputs.mask, normalizers, objective)
+    if objective.correction == "none":
+        return _output(loss, metrics, ratio, ratio, surrogate)
+    name = "truncated_fraction" if objective.correction.endswith("truncate") else "masked_fraction"
+    metrics[name] = ((correction.changed & present).sum(), tokens)
+    return _output(loss, metrics, ratio, _Units(correction.weights, present, normalizers.tokens), surrogate)
 
 
 def kl_estimate(log_ratio: Tensor, estimator: KLEstimator) -> Tensor:
@@ -187,6 +177,19 @@ def _log_ratio(logprobs: Tensor, other: Tensor, present: Tensor) -> Tensor:
     # Selected, not multiplied: padding may hold anything, and 0 times infinity is not 0. Bounded for the same reason:
     # an infinite ratio would make a loss that is not a number of a token without advantage.
     return torch.where(present, logprobs - other, 0.0).clamp(max=MAX_LOG_RATIO)
+
+
+def _policy_term(
+    inputs: LossInputs, log_ratio: Tensor, present: Tensor, objective: Objective
+) -> tuple[_Surrogate, CorrectionWeights]:
+    """The surrogate and the weights of its tokens; `log_ratio` is current / rollout."""
+    if not objective.needs_proximal:
+        log_rho = torch.zeros_like(log_ratio)
+        return _surrogate(log_ratio, inputs, objective), correction_weights(log_rho, inputs.mask, objective)
+    proximal = (inputs.logprobs if inputs.proximal_logprobs is None else inputs.proximal_logprobs).detach()
+    log_rho = _log_ratio(proximal, inputs.rollout_logprobs, present)
+    surrogate = _surrogate(_log_ratio(inputs.logprobs, proximal, present), inputs, objective)
+    return surrogate, correction_weights(log_rho, inputs.mask, objective)
 
 
 def _surrogate(log_ratio: Tensor, inputs: LossInputs, objective: Objective) -> _Surrogate:
