@@ -133,7 +133,7 @@ def test_an_unknown_input_is_a_divergence_with_the_reason(tmp_path: Path, histor
     assert "scheduler: nothing" in render(result)
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 13, 10_000])
+@pytest.mark.parametrize("chunk", [1, 13, 10_000])
 def test_chunks_of_any_size_find_the_same(
     tmp_path: Path, history: list[Record], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +142,7 @@ def test_chunks_of_any_size_find_the_same(
     whole = verify_rows(tmp_path, history)
     assert whole.ok
     assert whole.inputs + whole.metrics + whole.decisions == len(history)
-    for at in range(0, len(history), 4):
+    for at in range(0, len(history), 7):
         edit: dict[str, object] = {"message": "x"}
         if history[at].kind in (RecordKind.INPUT, RecordKind.METRIC):
             edit = {"trigger": "teleported"} if history[at].kind is RecordKind.INPUT else {"kind": RecordKind.WAIT}
@@ -151,7 +151,7 @@ def test_chunks_of_any_size_find_the_same(
         assert result.divergence is not None
         assert result.divergence.seq == at
         assert result.inputs + result.metrics + result.decisions == at
-    for size in range(0, len(history), 3):
+    for size in range(0, len(history), 17):
         assert verify_rows(tmp_path, history[:size]).ok
 
 
