@@ -27,6 +27,7 @@ ROOMS: dict[str, set[str]] = {
     # Takes the log's rows from the loop, as a sink, and tells failures as the threads there do.
     "tracking": {"core", "eventlog", "analysis", "runtime.loop", "runtime.failures"},
     "simulate": {"core", "eventlog", "runtime", "engines.fake_behaviour"},
+    "report": {"core", "eventlog", "analysis", "simulate"},
     "testing": {"core", "runtime", "engines", "simulate"},
     "trainers": {
         "core",
@@ -54,6 +55,7 @@ ROOMS: dict[str, set[str]] = {
         "runtime",
         "engines",
         "simulate",
+        "report",
     },
 }
 """Room -> what of ours it may import besides itself, as a whole room or one module."""
@@ -71,6 +73,7 @@ LIBRARIES: dict[str, set[str]] = {
     "analysis": {"pandas", "pyarrow", "numpy"},
     "tracking": {"pandas", "pyarrow", "structlog", "tensorboard", "trackio", "wandb"},
     "simulate": {"pandas", "pyarrow"},
+    "report": {"pandas", "pyarrow", "numpy", "jinja2", "plotly"},
     "testing": {"numpy"},
 }
 """Room -> libraries it may import; a room not listed may import any."""

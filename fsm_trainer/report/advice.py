@@ -1,0 +1,261 @@
+"""Advice in words: what bounds a run, what each side waits for, and which other setting is predicted to help.
+
+Predictions come from `simulate.whatif`: the scheduler itself, in virtual time, on the durations that the run recorded.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from fsm_trainer.core.config import SchedulerConfig
+from fsm_trainer.eventlog.reader import EventLog, records
+from fsm_trainer.eventlog.schema import LOG_NAME, log_metadata
+from fsm_trainer.eventlog.writer import write_log
+from fsm_trainer.report.run_data import RunData
+from fsm_trainer.simulate.settings import Setting
+from fsm_trainer.simulate.whatif import Prediction, Scales, WhatIf, whatif
+
+LEARNT_STEPS = 1000
+"""Optimiser steps whose durations the predictions are made from: the first of the run."""
+SIMULATED_STEPS = 300
+"""Steps simulated for each setting, taken from all of those."""
+GAIN = 0.03
+"""A setting that changes the wall time by less than this share is not worth a sentence."""
+SAME = 0.01
+"""A setting must be better by this share than a cheaper one to be named as well."""
+_SHOWN = 3
+_HALVED = {
+    "generation": ("generation", Scales(rollout=0.5)),
+    "reward": ("the reward", Scales(reward=0.5)),
+    "training": ("the train step", Scales(train=0.5)),
+    "sync": ("a weight sync", Scales(sync=0.5)),
+}
+"""What bounds a run, in words, and twice as fast."""
+
+_BOUND = {
+    "generation": "Generation-bound",
+    "reward": "Bound by rewards",
+    "training": "Training-bound",
+    "sync": "Bound by weight syncs",
+    "balanced": "Balanced: generation and training take about as long",
+}
+_TRAINER = {
+    "generation": "for generation",
+    "reward": "for rewards",
+    "prompts": "for prompts",
+    "weight_sync": "for engines to load new weights",
+    "older_batch": "for an older batch than those that are finished",
+    "admission": "for a batch to be admitted",
+}
+_ROLLOUT = {
+    "staleness_bound": "for training to catch up (the staleness bound)",
+    "queue_full": "for a place in the train queue",
+    "weight_sync": "for new weights",
+    "policy_version": "for the weights that the next batch must be generated with",
+}
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """Another setting and what it is predicted to change."""
+
+    what: str
+    """In words, as the beginning of a sentence."""
+    flags: str
+    """What to give to `fsm-train`."""
+    wall_change: float
+    """Of the wall time, as a share: -0.31 is 31 % less."""
+    staleness: float
+    """Predicted mean staleness of trained batches."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to say about a run."""
+
+    bound: str | None
+    """generation, reward, training, sync or balanced; None if the run never trained."""
+    sentences: tuple[str, ...]
+    suggestions: tuple[Suggestion, ...]
+    self_error: float | None
+    """The prediction of the run's own setting against what it took, as a share; None without a prediction."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return asdict(self)
+
+
+def advise(data: RunData) -> Advice:
+    """Advice on a run, finished or not."""
+    sides = data.summary.sides
+    if sides is None:
+        return Advice(None, ("The run never trained, so there is nothing to advise on.",), (), None)
+    sentences = [_bound(data), *_waits(data), *_losses(data)]
+    try:
+        with _Predictor.of(data.log) as predictor:
+            suggestions = predictor.suggestions()
+            faster = predictor.halved(sides.bound)
+    except (KeyError, TypeError, ValueError) as error:
+        return Advice(sides.bound, (*sentences, f"Nothing could be predicted: {error}."), (), None)
+    sentences += [_sentence(s) for s in suggestions]
+    if not suggestions:
+        sentences.append(f"No setting next to this one is predicted to cut wall time by {_percent(GAIN)} or more.")
+    if faster is not None:
+        sentences.append(faster)
+    sentences.append(
+        f"Predictions are the scheduler's own, run on the durations recorded here in {predictor.known}; for the "
+        f"setting that this run had they are off by {100 * predictor.self_error:+.1f} %."
+    )
+    return Advice(sides.bound, tuple(sentences), tuple(suggestions), predictor.self_error)
+
+
+def _bound(data: RunData) -> str:
+    sides, overlap = data.summary.sides, data.summary.overlap
+    assert sides is not None
+    text = (
+        f"{_BOUND[sides.bound]}: training idles {_percent(sides.trainer_idle)}, rollout {_percent(sides.rollout_idle)}"
+    )
+    if overlap is None:
+        return text + "."
+    return (
+        f"{text}. Overlap makes a step {overlap.speedup:.2f} times as fast as one part after the other, "
+        f"{_percent(overlap.reached)} of what it can give with these durations."
+    )
+
+
+def _waits(data: RunData) -> Iterator[str]:
+    """What each side waits for, where that is 5 % or more of the time."""
+    for machine, who, words in (("trainer", "The trainer", _TRAINER), ("rollout", "A rollout worker", _ROLLOUT)):
+        named = [f"{_percent(s)} {words[c]}" for c, s in data.waits(machine).items() if c in words and s >= 0.05]
+        if named:
+            yield f"{who} waits {', '.join(named)}."
+
+
+def _losses(data: RunData) -> Iterator[str]:
+    """What was generated in vain."""
+    batches, drops = data.summary.batches, data.summary.drops
+    consumed = batches["trained"] + batches["dropped"]
+    if (stale := drops.get("stale", 0)) >= 0.01 * max(consumed, 1) and stale:
+        yield (
+            f"{_percent(stale / consumed)} of the batches were generated and then dropped as stale; "
+            f"--async-admission paced never generates one that will be."
+        )
+    if (flat := drops.get("degenerate", 0)) >= 0.05 * max(consumed, 1) and flat:
+        yield (
+            f"{_percent(flat / consumed)} of the batches had equal rewards in every prompt group and taught nothing: "
+            f"the prompts are too easy or too hard, or --n-samples is too small."
+        )
+
+
+@dataclass(frozen=True)
+class _Predictor:
+    """What-if on a run, or on the first steps of a long one."""
+
+    log: Path
+    known: str
+    own: WhatIf
+    """The run's own setting."""
+
+    @classmethod
+    @contextmanager
+    def of(cls, log: EventLog) -> Iterator[_Predictor]:
+        """ValueError if the log holds nothing to learn from."""
+        with tempfile.TemporaryDirectory(prefix="fsm-report-") as folder:
+            path, known = _learnt_from(log, Path(folder))
+            yield cls(path, known, whatif(path, most_steps=SIMULATED_STEPS))
+
+    @property
+    def self_error(self) -> float:
+        """How far the run's own setting is predicted from what it took, as a share."""
+        return self.own.self_error
+
+    def suggestions(self) -> list[Suggestion]:
+        """The settings next to the run's own that are predicted to help, the best first; the cheapest of equals."""
+        found: list[Suggestion] = []
+        for what, axes in _alternatives(self.own.recorded):
+            (prediction,) = whatif(self.log, axes, most_steps=SIMULATED_STEPS).predictions
+            suggestion = _suggestion(what, prediction, self.own.self_check)
+            least = min([-GAIN, *(s.wall_change - SAME for s in found)])
+            if suggestion is not None and suggestion.wall_change <= least:
+                found.append(suggestion)
+        return sorted(found, key=lambda s: s.wall_change)[:_SHOWN]
+
+    def halved(self, bound: str) -> str | None:
+        """What the run would take if what bounds it were twice as fast; None for a balanced one."""
+        if bound not in _HALVED:
+            return None
+        what, scales = _HALVED[bound]
+        answer = whatif(self.log, scales=scales, most_steps=SIMULATED_STEPS)
+        faster, own = answer.predictions[0].wall_s, answer.self_check.wall_s
+        if faster is None or not own:
+            return None
+        return f"If {what} took half the time, wall time is predicted to be {_percent(1 - faster / own)} shorter."
+
+
+def _suggestion(what: str, prediction: Prediction, own: Prediction) -> Suggestion | None:
+    """Against the prediction of the run's own setting, so that what both have wrong cancels."""
+    if prediction.wall_s is None or not own.wall_s or prediction.staleness_mean is None:
+        return None
+    change = prediction.wall_s / own.wall_s - 1.0
+    return Suggestion(what, prediction.setting.flags(), change, prediction.staleness_mean)
+
+
+def _alternatives(now: Setting) -> list[tuple[str, dict[str, list[int | str]]]]:
+    """Settings near the run's own, each in words and as what-if's axes; what costs nothing first, a device last."""
+    if now.synchronous:
+        return [
+            ("The async algorithm with its defaults", {"max_staleness": [1]}),
+            ("The async algorithm with two rollout workers on two engines", {"workers": [2], "engines": [2]}),
+        ]
+    more, twice = now.workers + 1, 2 * now.sync_interval
+    # As many batches may be under way as the bound allows, so more workers need more of it.
+    bound = max(now.max_staleness, more - 1)
+    rarer = max(now.max_staleness, twice)
+    found: list[tuple[str, dict[str, list[int | str]]]] = [
+        (f"A train queue of {now.queue_size + 1}", {"queue_size": [now.queue_size + 1]}),
+        (f"A staleness bound of {now.max_staleness + 1}", {"max_staleness": [now.max_staleness + 1]}),
+        (f"A weight sync every {twice} steps", {"sync_interval": [twice], "max_staleness": [rarer]}),
+        (
+            f"{_ordinal(more)} rollout worker on an engine (and device) of its own",
+            {"workers": [more], "engines": [now.engines + 1], "max_staleness": [bound]},
+        ),
+    ]
+    if now.admission != "paced":
+        found.insert(0, ("Paced admission", {"admission": ["paced"]}))
+    return found
+
+
+def _learnt_from(log: EventLog, folder: Path) -> tuple[Path, str]:
+    """A log with the first `LEARNT_STEPS` steps of the run, or the run's own if it has no more, and which that is."""
+    table = log.table
+    is_step = pc.and_(pc.equal(table["kind"], "version"), pc.equal(pc.fill_null(table["trigger"], ""), "step"))
+    steps = pc.indices_nonzero(is_step)
+    if len(steps) <= LEARNT_STEPS:
+        return log.path, f"its {len(steps)} steps"
+    rows = list(records(table.slice(0, steps[LEARNT_STEPS - 1].as_py() + 1)))
+    path = folder / LOG_NAME
+    metadata = log_metadata(SchedulerConfig.from_dict(log.scheduler_config), log.run_config)
+    write_log(path, rows, metadata)
+    return path, f"its first {LEARNT_STEPS} steps"
+
+
+def _sentence(s: Suggestion) -> str:
+    return (
+        f"{s.what} is predicted to cut wall time by {_percent(-s.wall_change)}, "
+        f"at a mean staleness of {s.staleness:.1f} ({s.flags})."
+    )
+
+
+def _ordinal(number: int) -> str:
+    return {2: "A second", 3: "A third", 4: "A fourth", 5: "A fifth"}.get(number, f"Worker {number}: a further")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
