@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsm_trainer.algorithms.advantages import group_advantages
+from fsm_trainer.algorithms.advantages import ADVANTAGES, group_advantages, mean_centred_advantages
 
 
 def test_matches_torch_sample_standard_deviation():
@@ -15,6 +15,21 @@ def test_matches_torch_sample_standard_deviation():
         values = torch.tensor(group, dtype=torch.float64)
         expected = (values - values.mean()) / (values.std() + 1e-4)
         np.testing.assert_allclose(got, expected.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("function", "divide"), [(group_advantages, True), (mean_centred_advantages, False)])
+def test_both_kinds_against_numpy(function, divide):
+    rng = np.random.default_rng(0)
+    rewards = [rng.normal(size=n).tolist() for n in (2, 3, 8, 64)]
+    for group, got in zip(rewards, function(rewards), strict=True):
+        centred = np.array(group) - np.mean(group)
+        expected = centred / (np.std(group, ddof=1) + 1e-4) if divide else centred
+        np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_the_setting_names_these_two():
+    assert ADVANTAGES["group"] is group_advantages
+    assert ADVANTAGES["none"] is mean_centred_advantages
 
 
 def test_without_normalising_only_the_mean_is_taken_off():

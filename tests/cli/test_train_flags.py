@@ -162,6 +162,24 @@ def test_dry_run_prints_the_plan_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_dry_run_says_what_is_minimised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fsm_trainer.trainers.prepare.count_cuda_devices", lambda config: 0)
+    argv = "--preset quickstart --dry-run --algo dapo --clip-eps 0.1 --kl-coef 0.02 --no-dynamic-sampling"
+    argv += " --overlong-buffer-tokens 2"
+    assert train.main(argv.split()) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("  objective ")]
+    assert line.split(maxsplit=1)[1] == (
+        "clip of the token ratio, 0.9 to 1.28, correction none, token-mean loss, KL k3 x 0.02, entropy x 0.05, "
+        "reward falls over the last 2 tokens"
+    )
+    assert "sequences\n" in out, "no spare prompts without dynamic sampling"
+    assert train.main(["--preset", "quickstart", "--dry-run", "--algo", "async-dapo", "--oversample-prompts", "7"]) == 0
+    assert "16 prompts x 16 samples = 256 sequences; 7 spare prompts" in capsys.readouterr().out
+
+
 def test_dry_run_names_the_devices_of_both_sides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
