@@ -63,6 +63,7 @@ docs: setup ## rewrite what is generated: the schemas, the tables of settings an
 	$(BIN)/python -m fsm_trainer.config.reference
 	$(BIN)/python -m fsm_trainer.eventlog.schema > schemas/event_log.json
 	$(BIN)/python -m fsm_trainer.replay.diagrams
+	$(BIN)/python -m fsm_trainer.trainers.metric_names
 	$(BIN)/python -m fsm_trainer.analysis.page
 
 clean: ## remove the environments, caches and builds, never runs/

@@ -130,8 +130,8 @@ class TrainSettings(SettingsGroup):
     max_logprob_gap: float | None = Field(
         None,
         ge=0,
-        description="Largest mean |rollout - trainer| logprob for one version; past it the run stops (0: no check; "
-        "default: by --dtype)",
+        description="Largest mean difference of rollout and trainer logprobs for one version; past it the run stops "
+        "(0: no check; default: by --dtype)",
     )
     sync_probe_prompts: int = Field(
         4, ge=0, le=64, description="Prompts that trainer and engine score after each sync, to compare (0: none)"

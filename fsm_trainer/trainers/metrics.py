@@ -13,6 +13,7 @@ from pathlib import Path
 from fsm_trainer.core.config import SECOND_NS
 from fsm_trainer.core.events import InputKind, Record, RecordKind
 from fsm_trainer.core.machines import EngineState, RunState, TrainerState
+from fsm_trainer.trainers.batch_numbers import batch_rates, batch_values, quotient
 from fsm_trainer.trainers.operations import BatchWork
 
 
@@ -71,12 +72,12 @@ class StepMetrics:
         work = self._work_of(step.batch_id)
         assert work is not None and work.result is not None and work.train_batch is not None
         batch = work.train_batch
-        staleness = float(step.train_version - 1 - batch.rollout_policy_version)
+        staleness = step.train_version - 1 - batch.rollout_policy_version
+        rates = {**batch_rates(work), "staleness_mean": (float(staleness), 1.0)}
         numbers: dict[str, float] = {
             "reward_mean": batch.reward_mean,
             **work.result.metrics,
-            "staleness_mean": staleness,
-            "staleness_max": staleness,
+            "staleness_max": float(staleness),
             "queue_len": float(self._queue_len),
             "rollout_s": batch.rollout_time_s,
             "reward_s": batch.reward_time_s,
@@ -86,7 +87,8 @@ class StepMetrics:
             "wait_s": self._wait_ns / SECOND_NS,
             "tokens": float(batch.token_count),
             **work.reward_metrics,
-            **{name: numerator / denominator for name, (numerator, denominator) in work.rates.items()},
+            **{name: quotient(rate) for name, rate in rates.items()},
+            **batch_values(work, rates),
         }
         self._sync_ns = self._wait_ns = 0
         self.last = numbers
@@ -100,10 +102,13 @@ class StepMetrics:
         }
         self._file.write(json.dumps({**head, **{name: _in_json(value) for name, value in numbers.items()}}) + "\n")
         self._file.flush()
-        return [_metric_row(step, name, value) for name, value in numbers.items()]
+        return [_metric_row(step, name, value, staleness, rates.get(name)) for name, value in numbers.items()]
 
 
-def _metric_row(step: Record, name: str, value: float) -> Record:
+def _metric_row(
+    step: Record, name: str, value: float, staleness: int, rate: tuple[float, float] | None = None
+) -> Record:
+    numerator, denominator = rate or (None, None)
     return Record(
         seq=-1,
         t_ns=step.t_ns,
@@ -112,8 +117,11 @@ def _metric_row(step: Record, name: str, value: float) -> Record:
         cause_seq=step.seq,
         batch_id=step.batch_id,
         train_version=step.train_version,
+        staleness=staleness,
         value=value,
         reason=name,
+        numerator=numerator,
+        denominator=denominator,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import structlog
 
 from fsm_trainer.config import TrainConfig
+from fsm_trainer.core.events import Record, RecordKind
 from fsm_trainer.engines.base import Rollout, Scores, TrainEngine
 from fsm_trainer.engines.logprob_gap import GapLimit, LogprobGap, LogprobMismatch
 
@@ -116,6 +117,31 @@ class MismatchGate:
                 gap,
             )
         return gap
+
+    def probe_rows(self, records: Sequence[Record]) -> list[Record]:
+        """The log's metric rows of the loads among these records: the probe's gap, by engine and version."""
+        return [
+            Record(
+                seq=-1,
+                t_ns=load.t_ns,
+                kind=RecordKind.METRIC,
+                machine="engine",
+                cause_seq=load.seq,
+                engine=load.engine,
+                rollout_version_last=load.rollout_version_last,
+                value=value,
+                reason=name,
+                numerator=numerator,
+                denominator=denominator,
+            )
+            for load in records
+            if load.kind is RecordKind.VERSION and load.trigger == "load" and load.engine in self.gaps
+            for gap in [self.gaps[load.engine]]
+            for name, value, numerator, denominator in (
+                ("probe_gap", gap.mean, gap.absolute, float(gap.tokens)),
+                ("probe_gap_max", gap.largest, None, None),
+            )
+        ]
 
     def explain_step(self, error: LogprobMismatch, batch_id: int, version: int, engine: int | None) -> LogprobMismatch:
         """The error of a refused step, with what a person needs to know."""

@@ -178,7 +178,7 @@ class RolloutOperations(RunOperations):
             if is_batch_end(record):
                 self._tell_source(record)
                 self._tell_samples(record)
-        return super().on_step(records)
+        return [*self._gate.probe_rows(records), *super().on_step(records)]
 
     def _tell_source(self, record: Record) -> None:
         assert record.batch_id is not None

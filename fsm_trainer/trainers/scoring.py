@@ -22,7 +22,7 @@ from fsm_trainer.data.reward_executor import RewardExecutor, ThreadRewards
 from fsm_trainer.data.rewards import RewardFn
 from fsm_trainer.engines.base import Rollout, Sample
 from fsm_trainer.trainers.reward_policy import RewardPolicy
-from fsm_trainer.trainers.scoring_rates import advantage_rates, group_rates, overlong_rates
+from fsm_trainer.trainers.scoring_rates import advantage_rates, group_rates, overlong_rates, reward_rates
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,7 @@ class Scorer:
         )
         texts = [completion.text for completion in asked.completions]
         rates = {
+            **reward_rates(judged.rewards, judged.by_function),
             **advantage_rates(used),
             **group_rates(choice, len(groups)),
             **(overlong_rates(added) if added else {}),
