@@ -8,7 +8,7 @@ TRL := .venv-trl
 # Tests and the tiny model run best on one thread a process, and must never wait for a hub.
 ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-trl soak explore mutants attack lint format docs clean
+.PHONY: help setup quickstart test test-trl soak explore mutants attack golden lint format docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,9 @@ soak: setup ## simulate fresh seeds for ten minutes on all cores (SOAK_ARGS="--m
 
 explore: setup ## search all orders of completions of small runs, within the bounds of docs/scheduler.md (about half an hour)
 	$(ENV) $(BIN)/python tools/explore.py --plan full
+
+golden: setup ## write this version's golden logs anew; never for one that is released (tests/golden/README.md)
+	$(ENV) $(BIN)/python tools/make_golden.py
 
 attack: setup ## change, cut and swap the log's bytes, fill its disk, kill runs; nothing may be read wrong (about two minutes)
 	$(ENV) $(BIN)/python tools/attack_log.py $(ATTACK_ARGS)
