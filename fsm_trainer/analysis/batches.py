@@ -14,6 +14,8 @@ _COLUMNS = [
     *("seq", "t_ns", "machine", "entity", "trigger", "dest", "batch_id", "engine", "tokens", "reason"),
     *("rollout_version_first", "rollout_version_last"),
 ]
+KINDS = ("transition", "version", "sync", "command", "input")
+"""What a frame of batches needs of a log."""
 _ENDS = ("trained", "dropped", "failed", "cancelled")
 _OPERATIONS = {"generate": "generate_op_s", "reward": "reward_op_s", "train": "train_op_s"}
 
@@ -27,7 +29,7 @@ def batches_frame(run: Run | Source) -> pd.DataFrame:
     `staleness_in_flight` and `staleness_in_queue`. All columns are in `fsm_trainer.analysis.COLUMNS`. ValueError if
     there is no log to read.
     """
-    source = Source.of(run)
+    source = Source.of(run, KINDS)
     stages = _Stages.of(source)
     steps = Steps.of(source)
     frame: pd.DataFrame = stages.frame()

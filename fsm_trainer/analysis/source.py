@@ -1,7 +1,7 @@
 """Where the frames take their rows from: a log's file, a log that was read, or its events as a frame.
 
-A frame needs few rows and columns of a log, so they are picked out as Arrow first; pandas never sees the rest. Nothing
-here knows what a row means.
+A frame needs few rows and columns of a log. They are picked out as Arrow, of a file while it is read, so that the
+memory taken is that of what is needed; pandas never sees the rest. Nothing here knows what a row means.
 """
 
 from __future__ import annotations
@@ -28,6 +28,38 @@ Mask = npt.NDArray[np.bool_]
 NS = 1e9
 
 
+_TEXTS = ("kind", "machine", "entity", "trigger", "source", "dest", "reason")
+_COLUMNS = (
+    *("seq", "t_ns", *_TEXTS, "cause_seq", "batch_id", "engine", "rollout_version_first", "rollout_version_last"),
+    *("train_version", "tokens", "started_ns", "finished_ns", "value"),
+)
+"""All that the frames look at."""
+
+
+class _Picked:
+    """Keeps the rows of some kinds, texts as dictionaries, and the moments of the first and the last row of all."""
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self._kinds = pa.array(kinds)
+        self.start_ns = self.end_ns = 0
+        self._begun = False
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Take a stretch of the log."""
+        if table.num_rows:
+            self.end_ns = table["t_ns"][-1].as_py()
+            self.start_ns = self.start_ns if self._begun else table["t_ns"][0].as_py()
+            self._begun = True
+        table = table.filter(pc.is_in(table["kind"], value_set=self._kinds))
+        # Every batch has its own name, which its number says already.
+        of_batch = pc.equal(table["machine"], "batch")
+        named = pc.if_else(pc.fill_null(of_batch, False), pa.scalar(None, pa.utf8()), table["entity"])
+        table = table.set_column(table.column_names.index("entity"), "entity", named)
+        for name in _TEXTS:
+            table = table.set_column(table.column_names.index(name), name, table[name].dictionary_encode())
+        return table.combine_chunks()
+
+
 @dataclass(frozen=True)
 class Source:
     """The rows of one log. `start_ns` and `end_ns` are the moments of its first and its last row."""
@@ -37,14 +69,15 @@ class Source:
     end_ns: int
 
     @classmethod
-    def of(cls, run: Run | Source) -> Source:
-        """The rows of a run, in whichever form it is given. ValueError if it is no run, or a frame lacks columns."""
+    def of(cls, run: Run | Source, kinds: Sequence[str]) -> Source:
+        """The rows of a run, those of these kinds at least. ValueError if it is no run, or a frame lacks columns."""
         if isinstance(run, Source):
             return run
-        if isinstance(run, pd.DataFrame):
-            table = _table_of(run)
-        else:
-            table = (run if isinstance(run, EventLog) else read_log(run)).table
+        if isinstance(run, str | Path):
+            picked = _Picked(kinds)
+            table = read_log(run, columns=_COLUMNS, take=picked).table.unify_dictionaries()
+            return cls(table, picked.start_ns, picked.end_ns)
+        table = _table_of(run) if isinstance(run, pd.DataFrame) else run.table
         moments = table["t_ns"]
         if not len(moments):
             return cls(table, 0, 0)
@@ -100,11 +133,16 @@ class Rows:
 
     def texts(self, name: str) -> pd.Categorical:
         """A text column; few values, many rows."""
-        encoded = self.table[name].dictionary_encode().combine_chunks()
-        if isinstance(encoded, pa.ChunkedArray):  # no rows, no chunk
+        column = self.table[name]
+        encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        if not len(self):
             return pd.Categorical([])
+        encoded = encoded.combine_chunks()
         codes = np.asarray(encoded.indices.fill_null(-1))
-        return pd.Categorical.from_codes(codes, categories=pd.Index(encoded.dictionary.to_pylist(), dtype=object))
+        words = pd.Index(encoded.dictionary.to_pylist(), dtype=object)
+        used = words[np.unique(codes[codes >= 0])].sort_values()
+        found: pd.Categorical = pd.Categorical.from_codes(codes, categories=words).set_categories(used)
+        return found
 
 
 def nullable(values: Ints | Floats, known: Mask) -> pd.Series:

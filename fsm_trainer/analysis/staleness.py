@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from fsm_trainer.analysis.batches import batches_frame
+from fsm_trainer.analysis.batches import KINDS, batches_frame
 from fsm_trainer.analysis.source import Run, Source
 from fsm_trainer.analysis.steps import metrics_wide
 from fsm_trainer.analysis.timing import Steps
@@ -45,7 +45,7 @@ def staleness_frame(run: Run | Source) -> pd.DataFrame:
     `logprob_gap`) are the metrics of the step that the batch gave, nan for a batch that gave none. All columns are in
     `fsm_trainer.analysis.COLUMNS`. ValueError if there is no log to read.
     """
-    source = Source.of(run)
+    source = Source.of(run, (*KINDS, "metric"))
     batches = batches_frame(source)
     consumed: pd.DataFrame = batches[batches["consumed_at_s"].notna()][_OF_BATCH].sort_values(
         ["consumed_at_s", "batch_id"], kind="stable", ignore_index=True

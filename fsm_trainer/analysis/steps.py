@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from fsm_trainer.analysis.batches import batches_frame
+from fsm_trainer.analysis.batches import KINDS, batches_frame
 from fsm_trainer.analysis.source import Run, Source
 from fsm_trainer.analysis.timing import Steps, spans_of
 
@@ -43,7 +43,7 @@ def steps_frame(run: Run | Source) -> pd.DataFrame:
     `waiting_s`; `waiting_s` is the sum of the `waiting_CAUSE_s`. A metric with the name of another column is named
     `NAME_metric`. All columns are in `fsm_trainer.analysis.COLUMNS`. ValueError if there is no log to read.
     """
-    source = Source.of(run)
+    source = Source.of(run, (*KINDS, "wait", "metric"))
     steps = Steps.of(source)
     frame = pd.DataFrame({"step": steps.version, "batch_id": steps.batch_id, "stepped_at_s": steps.time_s})
     times = _trainer_times(source, steps)
@@ -65,11 +65,11 @@ def metrics_wide(source: Source, versions: np.ndarray) -> pd.DataFrame:
     here = at < len(versions)
     here[here] = versions[at[here]] == version[here]
     columns = {}
-    for code, name in enumerate(names.categories):
+    for code in map(int, pd.unique(codes[codes >= 0])):
         mine = here & (codes == code)
         column = np.full(len(versions), np.nan)
         column[at[mine]] = values[mine]
-        columns[name] = column
+        columns[names.categories[code]] = column
     wide: pd.DataFrame = pd.DataFrame(columns, index=pd.RangeIndex(len(versions)))
     return wide
 

@@ -18,7 +18,7 @@ def sync_frame(run: Run | Source) -> pd.DataFrame:
     Publications of unchanged weights are aliases, and no rows. All columns are in `fsm_trainer.analysis.COLUMNS`.
     ValueError if there is no log to read.
     """
-    source = Source.of(run)
+    source = Source.of(run, ("transition", "version", "sync", "command", "input"))
     moves = source.rows(
         ["seq", "t_ns", "trigger", "engine", "rollout_version_last"], ["transition"], machine=["engine"]
     )

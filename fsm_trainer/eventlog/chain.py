@@ -11,7 +11,7 @@ from pathlib import Path
 from fsm_trainer.eventlog.frame import FrameError
 from fsm_trainer.eventlog.layout import later_segments, segment_path
 from fsm_trainer.eventlog.schema import FIRST_SEQ_KEY, PREVIOUS_KEY, SEGMENT_KEY
-from fsm_trainer.eventlog.stream import Segment, read_segment
+from fsm_trainer.eventlog.stream import Segment, Take, read_segment
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,19 @@ class Chain:
         return last.size - last.end + sum(path.stat().st_size for path in self.unread)
 
 
-def read_chain(first: Path, *, writing: bool, columns: list[str] | None = None) -> Chain:
+def read_chain(first: Path, *, writing: bool, columns: list[str] | None = None, take: Take | None = None) -> Chain:
     """Read a log from its first file on. ValueError when that one is no log.
 
     While the run is still `writing`, the next file may be there a moment before this one is closed.
     """
-    segments = [read_segment(first, columns=columns)]
+    segments = [read_segment(first, columns=columns, take=take)]
     if SEGMENT_KEY in segments[0].metadata:
         raise ValueError(f"{first} is a later file of a log; give the run directory or the log's first file")
     rows = segments[0].rows
     stopped = None
     while segments[-1].continued and segments[-1].stopped is None:
         try:
-            segment = _read_next(first, segments, rows, columns)
+            segment = _read_next(first, segments, rows, columns, take)
         except (FrameError, ValueError) as error:
             stopped = FrameError(str(error))
             break
@@ -55,13 +55,15 @@ def read_chain(first: Path, *, writing: bool, columns: list[str] | None = None) 
     return Chain(segments, stopped, unread)
 
 
-def _read_next(first: Path, segments: list[Segment], rows: int, columns: list[str] | None) -> Segment:
+def _read_next(
+    first: Path, segments: list[Segment], rows: int, columns: list[str] | None, take: Take | None
+) -> Segment:
     """The file after those read; FrameError or ValueError if it is not the right one."""
     last, number = segments[-1], len(segments)
     path = segment_path(first, number)
     if not path.is_file():
         raise FrameError(f"the log goes on in {path.name}, which is missing")
-    segment = read_segment(path, rows, columns)
+    segment = read_segment(path, rows, columns, take)
     _check_place(segment, number, rows, last)
     if not segment.schema.equals(last.schema):
         raise FrameError(f"{path.name} has other columns than {last.path.name}")

@@ -19,6 +19,7 @@ from fsm_trainer.eventlog import compacted
 from fsm_trainer.eventlog.chain import Chain, read_chain
 from fsm_trainer.eventlog.layout import find_log, is_locked
 from fsm_trainer.eventlog.schema import CONFIG_KEY, POLICY_KEY, RUN_KEY, SCHEMA, VERSION_KEY, policy_rev
+from fsm_trainer.eventlog.stream import Take
 
 __all__ = ["EventLog", "find_log", "read_log", "records"]
 
@@ -78,24 +79,29 @@ class EventLog:
         return "running" if self.writing else "crashed"
 
 
-def read_log(run: str | Path, *, columns: Sequence[str] | None = None) -> EventLog:
+def read_log(run: str | Path, *, columns: Sequence[str] | None = None, take: Take | None = None) -> EventLog:
     """Read a run directory's log, or the file itself. ValueError when it is none, or of another major schema.
 
-    `columns` reads only these of the columns of `Record`, besides `seq` and `kind`, and takes less memory.
+    `columns` reads only these of the columns of `Record`, besides `seq` and `kind`, and takes less memory. `take` is
+    given each stretch of rows as it is read, in order, and what it returns is kept instead: of a long log, what fits.
     """
     path = find_log(run)
     names = None if columns is None else [name for name in SCHEMA.names if name in {*columns, *_ALWAYS}]
     if compacted.is_compacted(path):
         table, metadata = compacted.read(path, names)
-        return _event_log(path, _known_columns_first(table, names), metadata, None, writing=False)
+        last = table["kind"][-1].as_py() if table.num_rows else None
+        table = _known_columns_first(table, names)
+        return _event_log(path, table if take is None else take(table), metadata, None, last, writing=False)
     # Asked before reading: a run that ends in between then shows as ended.
     writing = is_locked(path)
-    chain = read_chain(path, writing=writing, columns=names)
+    chain = read_chain(path, writing=writing, columns=names, take=take)
     head = chain.segments[0]
     schema = head.schema if names is None else pa.schema([f for f in head.schema if f.name in names])
     tables = [table for segment in chain.segments for table in segment.tables]
-    table = _known_columns_first(pa.concat_tables([schema.empty_table(), *tables]), names)
-    return _event_log(path, table, head.metadata, chain, writing=writing)
+    empty = schema.empty_table() if take is None else take(schema.empty_table())
+    table = _known_columns_first(pa.concat_tables([empty, *tables]), names)
+    last = next((s.last_kind for s in reversed(chain.segments) if s.last_kind is not None), None)
+    return _event_log(path, table, head.metadata, chain, last, writing=writing)
 
 
 def records(table: pa.Table) -> Iterator[Record]:
@@ -108,9 +114,8 @@ def records(table: pa.Table) -> Iterator[Record]:
 
 
 def _event_log(
-    path: Path, table: pa.Table, metadata: dict[str, str], chain: Chain | None, *, writing: bool
+    path: Path, table: pa.Table, metadata: dict[str, str], chain: Chain | None, last: str | None, *, writing: bool
 ) -> EventLog:
-    last = table["kind"][-1].as_py() if table.num_rows else None
     stopped = None if chain is None else chain.stopped
     return EventLog(
         path=path,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -26,6 +26,9 @@ from fsm_trainer.eventlog.frame import (
     read_frame,
 )
 from fsm_trainer.eventlog.schema import CONTINUED_KEY, CRC_KEY, SCHEMA, SCHEMA_VERSION, VERSION_KEY, schema_crc
+
+Take = Callable[[pa.Table], pa.Table]
+"""Given each stretch of rows as it is read, in order; what it returns is kept in its place."""
 
 _WINDOW = 8 << 20
 """Bytes read at a time; a message may be longer."""
@@ -47,12 +50,16 @@ class Segment:
     """The byte after the last good message, or after the mark that ends the stream."""
     tables: list[pa.Table] = field(default_factory=list)
     rows: int = 0
+    last_kind: str | None = None
+    """The kind of the last row."""
     continued: bool = False
     """It ends with the mark that the log goes on in the next file."""
     stopped: FrameError | None = None
     """Why reading stopped before the end of the file."""
 
-    def append(self, buffer: pa.Buffer, frames: Sequence[Frame], first_seq: int, columns: list[str] | None) -> None:
+    def append(
+        self, buffer: pa.Buffer, frames: Sequence[Frame], first_seq: int, columns: list[str] | None, take: Take | None
+    ) -> None:
         """Take the rows of good messages; FrameError, after the good ones, if one does not continue `seq`."""
         try:
             batches = [pa.ipc.read_record_batch(frame.message, self.schema) for frame in frames]
@@ -63,8 +70,9 @@ class Segment:
             good = _dense(batches, first_seq + self.rows)
             table = self._table(batches[:good], columns)
         if table.num_rows:
-            self.tables.append(table)
+            self.last_kind = table["kind"][-1].as_py()
             self.rows += table.num_rows
+            self.tables.append(table if take is None else take(table))
         if good:
             self._move_on(buffer, frames[:good], batches[good - 1].num_rows == 0)
         if good < len(frames):
@@ -84,25 +92,25 @@ class Segment:
         self.continued = empty and CONTINUED_KEY.encode() in metadata_of(buffer, frames[-1])
 
 
-def read_segment(path: Path, first_seq: int = 0, columns: list[str] | None = None) -> Segment:
+def read_segment(path: Path, first_seq: int = 0, columns: list[str] | None = None, take: Take | None = None) -> Segment:
     """Read a file whose first row has `first_seq`. ValueError when it is no log, or of another major schema."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             segment = _read_head(path, file, size)
-            _read_rows(segment, file, first_seq, columns)
+            _read_rows(segment, file, first_seq, columns, take)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     return segment
 
 
-def _read_rows(segment: Segment, file: BinaryIO, first_seq: int, columns: list[str] | None) -> None:
+def _read_rows(segment: Segment, file: BinaryIO, first_seq: int, columns: list[str] | None, take: Take | None) -> None:
     """Add what can be read after the head; `stopped` says why it is not all."""
     try:
         for buffer in _windows(segment, file):
             frames, ended, stopped = _good_frames(buffer, final=segment.end + buffer.size == segment.size)
             if frames:
-                segment.append(buffer, frames, first_seq, columns)
+                segment.append(buffer, frames, first_seq, columns, take)
             if stopped is not None:
                 raise stopped
             if ended:
