@@ -85,6 +85,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout_s", "seconds to generate the batch"),
     Metric("reward_s", "seconds to score it"),
     Metric("materialize_s", "seconds to align it"),
+    Metric("score_cpu_s", "processor seconds of both in this process, which hold up a train step on the CPU"),
     Metric("train_s", "seconds of the train call"),
     Metric("sync_s", "seconds of publishing and loading weights since the step before"),
     Metric("wait_s", "seconds that the trainer waited since the step before"),

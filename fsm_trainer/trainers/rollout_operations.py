@@ -28,6 +28,8 @@ from fsm_trainer.trainers.scoring import Scorer
 _NOTHING_TO_TRAIN = frozenset({"degenerate", "no_step"})
 """Reasons of drops after which the prompts have had their turn: every completion was worth the same."""
 _log = structlog.get_logger("fsm_train")
+SCORING_CPU = "score_cpu_s"
+"""Metric: processor time that this process's thread spent on a batch's rewards, during which it holds up others."""
 ABORT_GRACE_S = 2.0
 """How long an engine may take to end an aborted generation by itself before its host is killed."""
 
@@ -130,7 +132,7 @@ class RolloutOperations(RunOperations):
         work = self.work_of(command)
         assert work.prompts is not None and work.rollout is not None
         work.scoring = True
-        now_s = self._clock.now_ns() / 1e9
+        begin_s, now_s = time.thread_time(), self._clock.now_ns() / 1e9
         completions = self._scorer.completions(work.prompts, work.rollout)
         if self._samples is not None:
             self._samples.begun(work.prompts, work.rollout, lambda: [each.text for each in completions])
@@ -139,7 +141,8 @@ class RolloutOperations(RunOperations):
         )
         if self._samples is not None:
             self._samples.rewarded(work.prompts.batch_id, scored.sequences, scored.function_rewards)
-        work.train_batch, work.reward_metrics, work.rates = scored.batch, scored.reward_metrics, scored.rates
+        work.train_batch, work.rates = scored.batch, scored.rates
+        work.reward_metrics = {**scored.reward_metrics, SCORING_CPU: time.thread_time() - begin_s}
         reason = "degenerate" if scored.degenerate and not self._always_steps else None
         return Input(InputKind.REWARDED, tokens=scored.batch.token_count, reason=reason, message=scored.message)
 
