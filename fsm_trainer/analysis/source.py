@@ -31,7 +31,7 @@ NS = 1e9
 _TEXTS = ("kind", "machine", "entity", "trigger", "source", "dest", "reason")
 _COLUMNS = (
     *("seq", "t_ns", *_TEXTS, "cause_seq", "batch_id", "engine", "rollout_version_first", "rollout_version_last"),
-    *("train_version", "tokens", "started_ns", "finished_ns", "value"),
+    *("train_version", "tokens", "started_ns", "finished_ns", "value", "numerator", "denominator"),
 )
 """All that the frames look at."""
 
@@ -69,14 +69,16 @@ class Source:
     end_ns: int
 
     @classmethod
-    def of(cls, run: Run | Source, kinds: Sequence[str]) -> Source:
-        """The rows of a run, those of these kinds at least. ValueError if it is no run, or a frame lacks columns."""
+    def of(cls, run: Run | Source, kinds: Sequence[str] | None = None) -> Source:
+        """The rows of a run; of a file only those of `kinds`, if given. ValueError if it is no run or no log's frame."""
         if isinstance(run, Source):
             return run
-        if isinstance(run, str | Path):
+        if isinstance(run, str | Path) and kinds is not None:
             picked = _Picked(kinds)
             table = read_log(run, columns=_COLUMNS, take=picked).table.unify_dictionaries()
             return cls(table, picked.start_ns, picked.end_ns)
+        if isinstance(run, str | Path):
+            run = read_log(run)
         table = _table_of(run) if isinstance(run, pd.DataFrame) else run.table
         moments = table["t_ns"]
         if not len(moments):
