@@ -31,7 +31,9 @@ class InputKind(str, Enum):
 
 
 NON_FINITE = "FloatingPointError"
-"""Reason of a FAILED train step that a train engine refused before it changed a weight (`engines.base.TrainEngine`)."""
+MISMATCH = "LogprobMismatch"
+REFUSED_STEP = frozenset({NON_FINITE, MISMATCH})
+"""Reasons of a FAILED train step that the train engine refused before it changed a weight (`engines.base`)."""
 
 
 class CommandKind(str, Enum):

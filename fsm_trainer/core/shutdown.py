@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fsm_trainer.core import waits
 from fsm_trainer.core.config import SECOND_NS
-from fsm_trainer.core.events import NON_FINITE, CommandKind, Input, RecordKind
+from fsm_trainer.core.events import REFUSED_STEP, CommandKind, Input, RecordKind
 from fsm_trainer.core.machines import BatchState, RolloutState, RunState, StateMachine, TrainerState
 from fsm_trainer.core.recorder import Recorder, limit_s
 from fsm_trainer.core.state import Batch, Op
@@ -150,7 +150,7 @@ def fail_owner(rec: Recorder, op: Op, reason: str, message: str) -> None:
         machine = s.workers[batch.worker].machine
     if machine is not None and not machine.ended:
         trigger = "break" if engine is not None and machine is engine.machine else "fail"
-        if op.kind is CommandKind.TRAIN and reason == NON_FINITE:
+        if op.kind is CommandKind.TRAIN and reason in REFUSED_STEP:
             # The weights are whole, so the trainer stays fit to save the last step.
             trigger = "refuse"
         rec.fire(machine, trigger, batch_id=op.batch_id, engine=op.engine, reason=reason, message=message)

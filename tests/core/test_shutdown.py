@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fsm_trainer.core.config import Deadlines, SchedulerConfig
-from fsm_trainer.core.events import NON_FINITE, CommandKind, Input, InputKind, RecordKind
+from fsm_trainer.core.events import REFUSED_STEP, CommandKind, Input, InputKind, RecordKind
 from tests.core.driver import Driver, World
 
 K = CommandKind
@@ -294,12 +294,13 @@ def test_the_source_is_told_once_that_nothing_more_is_wanted() -> None:
         assert sum(c.kind is K.CLOSE_SOURCE for c in driver.notices) == 1
 
 
-def test_a_step_refused_for_a_loss_that_is_not_finite_loses_nothing_learnt_before() -> None:
+@pytest.mark.parametrize("reason", sorted(REFUSED_STEP))
+def test_a_refused_step_loses_nothing_learnt_before(reason: str) -> None:
     driver = begun(max_staleness=2)
     driver.complete(driver.until(K.TRAIN, 0))
-    driver.fail(driver.until(K.TRAIN, 1), "loss is nan", reason=NON_FINITE)
+    driver.fail(driver.until(K.TRAIN, 1), "no step", reason=reason)
     driver.finish()
-    assert end_of(driver) == ("failed", f"trainer: train of batch 1 failed: {NON_FINITE}: loss is nan")
+    assert end_of(driver) == ("failed", f"trainer: train of batch 1 failed: {reason}: no step")
     assert driver.kinds(RecordKind.CHECKPOINT)[-1].train_version == 1
     assert driver.scheduler.state.trainer.state.value == "stopped"
 
