@@ -7,6 +7,7 @@ a snapshot carries the adapters alone. Knows nothing of optimisers or sampling.
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -62,7 +63,9 @@ def attach_lora(model: PreTrainedModel, settings: LoraSettings, seed: int = 0) -
         target_modules=ALL_LINEAR if everything else list(settings.target_modules),
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # peft still asks transformers by a name that is on its way out.
+        warnings.simplefilter("ignore", FutureWarning)
         torch.manual_seed(seed)
         adapted: PeftModel = get_peft_model(model, config)
     adapted.eval()

@@ -1,5 +1,7 @@
 """What makes a step faster or smaller must not change its logprobs or gradients."""
 
+import functools
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig, MistralConfig, OPTConfig, Qwen3Config
@@ -136,3 +138,19 @@ def test_chunks_compose_with_gradient_checkpointing(ragged_batch, monkeypatch):
 def test_unknown_choices_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         PolicySettings(**settings)
+
+
+def test_a_compiled_model_takes_any_length_and_gives_the_same(ragged_batch, monkeypatch):
+    """All of torch.compile but its last stage, the C++ compiler, which takes most of a minute."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    one_layer = Qwen3Config(**{**SMALL, "num_hidden_layers": 1}, head_dim=16)
+    compiled = Policy(build(one_layer), PolicySettings(torch_compile=True), 0)
+    plain = Policy(build(one_layer), PolicySettings(), 0)
+    torch._dynamo.utils.counters.clear()
+    for rows in (ragged_batch(), ragged_batch()[:2], ragged_batch()[1:6]):
+        one, other = results(compiled, rows), results(plain, rows)
+        torch.testing.assert_close(one[0], other[0], rtol=0, atol=1e-5)
+        for mine, expected in zip(one[1], other[1], strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 1 <= graphs <= 3, "something was compiled, and not anew for each length"
