@@ -64,7 +64,7 @@ format: setup ## rewrite the code as ruff wants it
 
 docs: setup ## rewrite what is generated: the schemas, the tables of settings and columns, the pages of machines
 	$(BIN)/python -m fsm_trainer.config.reference
-	$(BIN)/python -m fsm_trainer.eventlog.schema > schemas/event_log.json
+	$(BIN)/python -m fsm_trainer.eventlog.reference
 	$(BIN)/python -m fsm_trainer.replay.diagrams
 	$(BIN)/python -m fsm_trainer.trainers.metric_names
 	$(BIN)/python -m fsm_trainer.analysis.page

@@ -1,14 +1,12 @@
 """The event log's Arrow schema, derived from `core.events.Record`, with the meaning of every column and kind.
 
-It knows nothing of files. `python -m fsm_trainer.eventlog.schema` prints the published form,
-`schemas/event_log.json`; a test keeps that file equal to this code.
+It knows nothing of files; `eventlog.reference` publishes it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -159,24 +157,3 @@ def policy_rev() -> str:
     for path in sorted(Path(fsm_trainer.core.__path__[0]).glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
-
-
-def describe() -> dict[str, Any]:
-    """The published form of the schema."""
-    return {
-        "name": "fsm_trainer event log",
-        "version": SCHEMA_VERSION,
-        "format": "Apache Arrow IPC stream, no compression, no dictionaries",
-        "columns": [
-            {"name": field.name, "type": str(field.type), "nullable": field.nullable, "meaning": COLUMNS[field.name]}
-            for field in SCHEMA
-        ],
-        "kinds": {kind.value: KINDS[kind] for kind in RecordKind},
-        "schema_metadata": METADATA,
-        "segment_metadata": SEGMENT_METADATA,
-        "batch_metadata": BATCH_METADATA,
-    }
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(describe(), indent=2) + "\n")

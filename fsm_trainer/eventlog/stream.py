@@ -97,7 +97,7 @@ def read_segment(path: Path, first_seq: int = 0, columns: list[str] | None = Non
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            segment = _read_head(path, file, size)
+            segment = read_head(path, file, size)
             _read_rows(segment, file, first_seq, columns, take)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
@@ -179,7 +179,7 @@ def _continues(table: pa.Table, first: int) -> bool:
     return column.null_count == 0 and np.array_equal(seq, np.arange(first, first + table.num_rows))
 
 
-def _read_head(path: Path, file: BinaryIO, size: int) -> Segment:
+def read_head(path: Path, file: BinaryIO, size: int) -> Segment:
     """The schema, checked."""
     buffer = pa.py_buffer(file.read(min(size, _WINDOW)))
     try:

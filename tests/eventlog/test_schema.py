@@ -9,14 +9,18 @@ import pyarrow as pa
 
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Record, RecordKind
+from fsm_trainer.eventlog.reference import describe, page
 from fsm_trainer.eventlog.schema import (
+    BATCH_METADATA,
     CONFIG_KEY,
     CRC_KEY,
     KINDS,
     METADATA,
     RUN_KEY,
     SCHEMA,
-    describe,
+    SCHEMA_VERSION,
+    SEGMENT_METADATA,
+    VERSION_KEY,
     log_metadata,
     policy_rev,
     run_schema,
@@ -28,7 +32,20 @@ ROOT = Path(__file__).parents[2]
 
 def test_published_schema_equals_the_code() -> None:
     published = json.loads((ROOT / "schemas" / "event_log.json").read_text())
-    assert published == describe(), "run `python -m fsm_trainer.eventlog.schema > schemas/event_log.json`"
+    assert published == describe(), "run `make docs`"
+    assert (ROOT / "schemas" / "event_log.md").read_text() == page(), "run `make docs`"
+    with pa.ipc.open_stream(ROOT / "schemas" / "event_log.arrows") as stream:
+        assert stream.schema.equals(SCHEMA), "run `make docs`"
+        assert stream.schema.metadata == {VERSION_KEY.encode(): SCHEMA_VERSION.encode()}
+
+
+def test_published_page_names_everything() -> None:
+    lines = page().splitlines()
+    for field in SCHEMA:
+        (line,) = [line for line in lines if line.startswith(f"| `{field.name}` |")]
+        assert ("never null" in line) == (not field.nullable)
+    for name in (*(kind.value for kind in RecordKind), *METADATA, *SEGMENT_METADATA, *BATCH_METADATA):
+        assert any(line.startswith(f"| `{name}` |") for line in lines), name
 
 
 def test_columns_are_the_fields_of_record_with_plain_types() -> None:
@@ -45,7 +62,9 @@ def test_columns_are_the_fields_of_record_with_plain_types() -> None:
 def test_documentation_names_every_kind_and_column() -> None:
     text = (ROOT / "docs" / "event-log.md").read_text()
     assert [kind.value for kind in RecordKind if f"### `{kind.value}`" not in text] == []
-    assert [name for name in (*Record._fields, *METADATA) if f"`{name}`" not in text] == []
+    assert [
+        name for name in (*Record._fields, *METADATA, *SEGMENT_METADATA, *BATCH_METADATA) if f"`{name}`" not in text
+    ] == []
     assert set(KINDS) == set(RecordKind)
 
 
