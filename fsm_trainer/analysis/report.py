@@ -33,6 +33,8 @@ def _render_head(summary: Summary) -> list[str]:
         f"train version     {summary.train_version}",
         f"rollout versions  {versions or 'none loaded'}",
     ]
+    if summary.resumed_from is not None:
+        lines.insert(1, f"resumed           from {summary.resumed_from} at step {summary.first_version}")
     if summary.problem is not None:
         lines.insert(2, f"log               {summary.problem}")
     return lines

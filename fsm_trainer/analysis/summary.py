@@ -14,6 +14,7 @@ import pandas as pd
 from fsm_trainer.analysis import frames, overlap
 from fsm_trainer.analysis.overlap import Overlap, Sides
 from fsm_trainer.eventlog.reader import EventLog, read_log
+from fsm_trainer.eventlog.schema import CONFIG_KEY, RUN_KEY
 
 COLUMNS = (
     *("seq", "t_ns", "kind", "machine", "entity", "trigger", "source", "dest", "cause_seq", "batch_id", "engine"),
@@ -73,6 +74,10 @@ class Summary:
     residency: tuple[ResidencyRow, ...]
     sides: Sides | None
     overlap: Overlap | None
+    resumed_from: str | None = None
+    """The checkpoint that the run went on from."""
+    first_version: int = 0
+    """Optimiser steps taken before it."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -102,7 +107,7 @@ def summarize_log(log: EventLog) -> Summary:
         events=len(events),
         wall_ns=int(events["t_ns"].max() - events["t_ns"].min()) if len(events) else 0,
         steps=len(steps),
-        train_version=int(steps["train_version"].max()) if len(steps) else 0,
+        train_version=int(steps["train_version"].max()) if len(steps) else first_version(log),
         rollout_versions=rollout_versions(events),
         batches=batch_counts(events, ended),
         drops=_counts(ended[ended["state"] == "dropped"]["reason"]),
@@ -110,7 +115,14 @@ def summarize_log(log: EventLog) -> Summary:
         residency=residency_table(spans),
         sides=None if window is None else overlap.measure_sides(spans, window),
         overlap=None if window is None else overlap.measure_overlap(events, operations, ended, window),
+        resumed_from=log.run_config.get("resume") if RUN_KEY in log.metadata else None,
+        first_version=first_version(log),
     )
+
+
+def first_version(log: EventLog) -> int:
+    """train_version at the beginning: 0 unless the run went on from a checkpoint."""
+    return int(log.scheduler_config.get("first_version", 0)) if CONFIG_KEY in log.metadata else 0
 
 
 def rollout_versions(events: pd.DataFrame) -> dict[str, int]:

@@ -12,14 +12,15 @@ from fsm_trainer.config.groups import GROUPS
 from fsm_trainer.config.objective_settings import make_objective, overlong_buffer
 from fsm_trainer.config.preflight import Inputs, plan_warnings
 from fsm_trainer.config.train_config import TrainConfig
+from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.trainers.run_directory import RunDirectory
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "pandas", "transitions", "vllm")
 
 
-def render_plan(config: TrainConfig, inputs: Inputs) -> str:
+def render_plan(config: TrainConfig, inputs: Inputs, scheduler: SchedulerConfig) -> str:
     """The whole text."""
-    sections = [_settings(config), "Plan\n" + _table(_plan_rows(config, inputs))]
+    sections = [_settings(config), "Plan\n" + _table(_plan_rows(config, inputs, scheduler))]
     warnings = plan_warnings(config, inputs)
     if warnings:
         sections.append("Warnings\n" + "\n".join(f"  {warning}" for warning in warnings))
@@ -34,10 +35,10 @@ def _settings(config: TrainConfig) -> str:
     return "\n\n".join(blocks)
 
 
-def _plan_rows(config: TrainConfig, inputs: Inputs) -> list[tuple[str, str]]:
+def _plan_rows(config: TrainConfig, inputs: Inputs, scheduler: SchedulerConfig) -> list[tuple[str, str]]:
     prompts, run = inputs.prompts, RunDirectory.of(config)
-    scheduler = config.to_scheduler_config(prompts.total_batches)
     return [
+        *([("resumed from", f"{config.resume}, after step {scheduler.first_version}")] if config.resume else []),
         ("machines", f"1 run, 1 trainer, {scheduler.workers} rollout worker(s), {scheduler.engines} engine(s)"),
         ("train engine", f"hf on {_train_devices(config)}, {config.threads} thread(s)"),
         *[(f"rollout engine {i}", _engine(config, group)) for i, group in enumerate(config.rollout_groups)],

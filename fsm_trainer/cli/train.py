@@ -66,7 +66,7 @@ def _run(invocation: Invocation) -> int:
     prepared = prepare(invocation.config)
     if invocation.dry_run:
         assert prepared.inputs is not None
-        print(render_plan(prepared.config, prepared.inputs))
+        print(render_plan(prepared.config, prepared.inputs, prepared.scheduler_config()))
         prepared.discard()
         return 0
     configure_logging(prepared.config)

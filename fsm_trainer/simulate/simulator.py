@@ -206,4 +206,5 @@ def _check_healed(result: SimResult, plan: FaultPlan, batches: int | None) -> No
     bound = input_bound(result.config, batches=batches, unusable=unusable, extra=len(plan.parts))
     hold(bound is None or result.inputs <= bound, "inputs per step are bounded", (result.inputs, bound))
     if result.outcome == "completed" and batches is None and not plan.stops:
-        hold(result.steps == result.config.max_steps, "all steps are taken", result.steps)
+        wanted = max(0, (result.config.max_steps or 0) - result.config.first_version)
+        hold(result.steps == wanted, "all steps are taken", result.steps)

@@ -82,7 +82,18 @@ def draw_case(seed: int) -> Case:
     config = draw_config(rng, raise_stale=severity == "fatal")
     batches = rng.choice((0, 1, 7, 12)) if config.max_steps is None else rng.choice((None, None, None, 4))
     plan = draw_faults(rng, config, severity)
-    return Case(seed, _with_deadlines(config, severity), draw_durations(rng), plan, batches)
+    case = Case(seed, _with_deadlines(config, severity), draw_durations(rng), plan, batches)
+    return _resumed(case) if seed % 4 == 1 else case
+
+
+def _resumed(case: Case) -> Case:
+    """The same as the rest of a run that was resumed: so many steps and batches lie before it."""
+    rng, config = random.Random(f"resumed/{case.seed}"), case.config
+    version = rng.randint(0, 9)
+    before = version + rng.randint(0, 4)
+    steps = None if config.max_steps is None else config.max_steps + version
+    config = replace(config, first_version=version, first_batch=before, max_steps=steps)
+    return replace(case, config=config, batches=None if case.batches is None else case.batches + before)
 
 
 def _with_deadlines(config: SchedulerConfig, severity: str) -> SchedulerConfig:
