@@ -22,6 +22,7 @@ from fsm_trainer.cli import (
     replay_samples,
     replay_summary,
     replay_timeline,
+    replay_watch,
     replay_whatif,
 )
 from fsm_trainer.cli.replay_args import INTERRUPTED, OK, USAGE
@@ -33,6 +34,7 @@ COMMANDS = (
     replay_samples,
     replay_report,
     replay_timeline,
+    replay_watch,
     replay_diff,
     replay_diagram,
     replay_whatif,

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from fsm_trainer.analysis.causes import CAUSES
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.eventlog.reader import EventLog, records
 from fsm_trainer.eventlog.schema import LOG_NAME, log_metadata
@@ -45,20 +46,6 @@ _BOUND = {
     "training": "Training-bound",
     "sync": "Bound by weight syncs",
     "balanced": "Balanced: generation and training take about as long",
-}
-_TRAINER = {
-    "generation": "for generation",
-    "reward": "for rewards",
-    "prompts": "for prompts",
-    "weight_sync": "for engines to load new weights",
-    "older_batch": "for an older batch than those that are finished",
-    "admission": "for a batch to be admitted",
-}
-_ROLLOUT = {
-    "staleness_bound": "for training to catch up (the staleness bound)",
-    "queue_full": "for a place in the train queue",
-    "weight_sync": "for new weights",
-    "policy_version": "for the weights that the next batch must be generated with",
 }
 
 
@@ -132,8 +119,8 @@ def _bound(data: RunData) -> str:
 
 def _waits(data: RunData) -> Iterator[str]:
     """What each side waits for, where that is 5 % or more of the time."""
-    for machine, who, words in (("trainer", "The trainer", _TRAINER), ("rollout", "A rollout worker", _ROLLOUT)):
-        named = [f"{_percent(s)} {words[c]}" for c, s in data.waits(machine).items() if c in words and s >= 0.05]
+    for machine, who in (("trainer", "The trainer"), ("rollout", "A rollout worker")):
+        named = [f"{_percent(share)} {CAUSES[c]}" for c, share in data.waits(machine).items() if share >= 0.05]
         if named:
             yield f"{who} waits {', '.join(named)}."
 
