@@ -46,6 +46,8 @@ class Durations:
     serial_engines: bool = False
     """Each engine generates one batch at a time, so that workers who share it wait for each other; otherwise they do
     not even slow each other down."""
+    held_up: Amount = 0.0
+    """Share of a reward's time in which a train step beside it stands still, as they share an interpreter."""
 
     @classmethod
     def of(

@@ -15,6 +15,7 @@ from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Command, CommandKind, InputKind, Record, RecordKind
 from fsm_trainer.engines.fake_behaviour import Amount, Effect, Fault
 from fsm_trainer.runtime.lanes import lane_of
+from fsm_trainer.simulate.contention import Stretches
 from fsm_trainer.simulate.durations import Durations
 from fsm_trainer.simulate.measured import Measured, Thinned, key_of, spread
 from fsm_trainer.simulate.timing import Timing, measure_timing
@@ -26,12 +27,16 @@ _OF_BATCHES = frozenset({CommandKind.LOAD_PROMPTS, CommandKind.GENERATE, Command
 _OF_VERSIONS = frozenset({CommandKind.EXPORT, CommandKind.LOAD_WEIGHTS, CommandKind.SAVE})
 _NEEDED = ("input", "command", "version", "run_end")
 """Kinds of rows that durations and moments are read from, besides the transitions of the run itself."""
+SCORING = "score_cpu_s"
+"""Metric: processor time that scoring a batch took in the trainer's process."""
 
 
 class _Operation(NamedTuple):
     """One completed operation of the log."""
 
     command: Command
+    began_ns: int
+    finished_ns: int
     duration_s: float
     before_s: float
     after_s: float
@@ -51,22 +56,25 @@ class Recorded:
     steps: int
     """Optimiser steps the run took."""
     timing: Timing
-    batch_ids: int
-    """Batches the run generated."""
+    last_batch: int
+    """Highest id of a batch that was generated."""
     config: SchedulerConfig | None = None
     """The scheduler's configuration, where a log's file tells it."""
 
-    def thinned(self, steps: int) -> Recorded:
-        """The same run in fewer steps, taken from all of it: ten stretches from its first to its last."""
-        if steps >= self.steps:
+    def from_nothing(self, steps: int) -> Recorded:
+        """The same as a run of so many steps that begins with version and batch 0.
+
+        Of a longer run it takes the first steps and ten stretches from all the others.
+        """
+        first_batch, first_version = (self.config.first_batch, self.config.first_version) if self.config else (0, 0)
+        if steps == self.steps and not first_batch and not first_version:
             return self
-        batches = spread(self.batch_ids, round(steps * self.batch_ids / self.steps))
-        versions = spread(self.steps, steps)
+        count = self.last_batch + 1 - first_batch
+        batches = [first_batch + i for i in spread(count, round(steps * count / self.steps))]
+        versions = [first_version + i for i in spread(self.steps + 1, steps + 1)]
         place = {batch: i for i, batch in enumerate(batches)}
         faults = [replace(f, batch_id=place[f.batch_id]) for f in self.faults if f.batch_id in place]
-        return replace(
-            self, durations=_thinned(self.durations, batches, versions), faults=tuple(faults), batches=None, steps=steps
-        )
+        return replace(self, durations=_thinned(self.durations, batches, versions), faults=tuple(faults), batches=None)
 
 
 def recorded(run: str | Path | Iterable[Record]) -> Recorded:
@@ -79,21 +87,28 @@ def recorded(run: str | Path | Iterable[Record]) -> Recorded:
     from fsm_trainer.eventlog.reader import read_log, records
 
     log = read_log(run)
-    needed = pc.field("kind").isin(_NEEDED) | (pc.field("machine") == "run")
+    needed = pc.field("kind").isin(_NEEDED) | (pc.field("machine") == "run") | (pc.field("reason") == SCORING)
     # The first row is the run's beginning, and its kind is `input`.
     rows = list(records(log.table.filter(needed)))
     # Hosts take one call after the other; a simulated log, or one of fake operations, has no hosts.
     serial = log.run_config.get("rollout_engine") in _SERIAL_ENGINES
     config = SchedulerConfig.from_dict(log.scheduler_config)
-    return replace(_recorded(rows, str(run), serial_engines=serial), config=config)
+    # On a GPU most of a step goes on while the interpreter is busy elsewhere.
+    shared = log.run_config.get("train_devices") == "cpu"
+    return replace(_recorded(rows, str(run), serial_engines=serial, interpreter_shared=shared), config=config)
 
 
 _SERIAL_ENGINES = ("hf", "fake")
 """Rollout engines that generate one batch after the other, as their host hands it to them."""
 
 
-def _recorded(rows: list[Record], source: str, *, serial_engines: bool = False) -> Recorded:
+def _recorded(
+    rows: list[Record], source: str, *, serial_engines: bool = False, interpreter_shared: bool = False
+) -> Recorded:
     operations = _operations(rows, engine_lane_of if serial_engines else lane_of)
+    held_up = _held_up(rows, operations) if interpreter_shared else None
+    if held_up is not None:
+        operations = _not_held_up(operations, held_up)
     generated = [op for op in operations if op.command.kind is CommandKind.GENERATE]
     if not generated:
         raise ValueError(f"{source} holds no finished rollout to learn from")
@@ -108,12 +123,13 @@ def _recorded(rows: list[Record], source: str, *, serial_engines: bool = False) 
             after=_amounts(operations, lambda op: op.after_s),
             tokens=_amounts(generated, lambda op: op.tokens)[CommandKind.GENERATE],
             serial_engines=serial_engines,
+            held_up=held_up or 0.0,
         ),
         faults=tuple(_without_step(operations)),
         batches=min(missing, default=None),
         steps=len(timing.steps_s),
         timing=timing,
-        batch_ids=1 + max(key_of(op.command) for op in generated),
+        last_batch=max(key_of(op.command) for op in generated),
     )
 
 
@@ -141,6 +157,8 @@ def _operation(issued: Record, done: Record, free_ns: dict[str, int], lane: Call
     began_ns = max(done.started_ns, free)
     return _Operation(
         command=command,
+        began_ns=began_ns,
+        finished_ns=done.finished_ns,
         duration_s=max(0, done.finished_ns - began_ns) / _NS,
         before_s=max(0, began_ns - max(issued.t_ns, free)) / _NS,
         after_s=max(0, done.t_ns - done.finished_ns) / _NS,
@@ -163,6 +181,30 @@ def _amounts(operations: list[_Operation], column: Callable[[_Operation], float]
     return {kind: Measured(by_key) for kind, by_key in found.items()}
 
 
+def _held_up(rows: list[Record], operations: list[_Operation]) -> Measured | None:
+    """Share of each reward's time that kept a processor busy in the trainer's process; None if not measured."""
+    cpu_s = {r.batch_id: r.value for r in rows if r.reason == SCORING and r.kind is RecordKind.METRIC}
+    shares: dict[tuple[int, int | None], float] = {}
+    for op in operations:
+        spent = cpu_s.get(op.command.batch_id)
+        if op.command.kind is CommandKind.REWARD and spent is not None and op.duration_s > 0:
+            shares[key_of(op.command), None] = min(1.0, spent / op.duration_s)
+    return Measured(shares) if shares else None
+
+
+def _not_held_up(operations: list[_Operation], share: Measured) -> list[_Operation]:
+    """The operations, train steps less what the rewards beside them cost."""
+    rewards = [op for op in operations if op.command.kind is CommandKind.REWARD]
+    stretches = Stretches((op.began_ns, op.finished_ns, share(op.command)) for op in rewards)
+    found = []
+    for op in operations:
+        if op.command.kind is CommandKind.TRAIN:
+            lost_s = stretches.lost_ns(op.began_ns, op.finished_ns) / _NS
+            op = op._replace(duration_s=max(0.0, op.duration_s - lost_s))
+        found.append(op)
+    return found
+
+
 def _without_step(operations: list[_Operation]) -> list[Fault]:
     return [
         Fault(op.command.kind, _EFFECTS[op.reason], batch_id=op.command.batch_id)
@@ -179,11 +221,12 @@ def _thinned(durations: Durations, batches: Sequence[int], versions: Sequence[in
             found[kind] = amount if picks is None or not isinstance(amount, Measured) else Thinned(amount, picks)
         return found
 
-    tokens = durations.tokens
+    tokens, held_up = durations.tokens, durations.held_up
     return replace(
         durations,
         operations=thin(dict(durations.operations)),
         before=thin(dict(durations.before)),
         after=thin(dict(durations.after)),
         tokens=Thinned(tokens, batches) if isinstance(tokens, Measured) else tokens,
+        held_up=Thinned(held_up, batches) if isinstance(held_up, Measured) else held_up,
     )

@@ -179,6 +179,7 @@ def _run(
         after=durations.after,
         max_inputs=max_inputs,
         serial_engines=durations.serial_engines,
+        held_up=durations.held_up,
     )
     loop = EventLoop(scheduler, sink, world, world.dispatch, clock)
     outcome = loop.run()

@@ -62,6 +62,8 @@ class Prediction:
     setting: Setting
     wall_s: float | None = None
     """Seconds from the first event to the end, or to the last step if the recorded run did not complete."""
+    served_s: float | None = None
+    """Seconds of them until the engines served their first weights."""
     step_s: float | None = None
     """Seconds a step, start-up left out."""
     trainer_idle: float | None = None
@@ -143,18 +145,22 @@ def whatif(
 
     A synchronous run leaves the settings open that only async algorithms have: they take `fsm-train`'s defaults.
 
-    `run` is a run's directory, its log, or records, which need their `config`. `most_steps` bounds the steps simulated
-    for each setting. `progress(done, all)` is called after each. Raises ValueError if there is nothing to learn from.
+    `run` is a run's directory, its log, or records, which need their `config`. `most_steps` (at least 100) bounds the
+    steps simulated for each setting. `progress(done, all)` is called after each. Raises ValueError if there is nothing
+    to learn from.
     """
     known = recorded(run)
     config = known.config if config is None else config
     if config is None:
         raise ValueError("records alone do not say how the run was configured; give its config as well")
+    known = replace(known, config=config)
     _check(known, config, str(run) if isinstance(run, (str, Path)) else "the log")
     settings = grid(_start(Setting.of(config), axes), axes or {})
-    steps = min(known.steps, most_steps or max(LEAST_STEPS, min(MOST_STEPS, STEPS_IN_ALL // (1 + len(settings)))))
+    most_steps = most_steps or min(MOST_STEPS, STEPS_IN_ALL // (1 + len(settings)))
+    steps = min(known.steps, max(LEAST_STEPS, most_steps))
     scales = scales or Scales()
-    predictor = _Predictor(known, known.thinned(steps), replace(config, max_steps=steps, deadlines=NO_DEADLINES))
+    base = replace(config, max_steps=steps, first_version=0, first_batch=0, deadlines=NO_DEADLINES)
+    predictor = _Predictor(known, known.from_nothing(steps), base)
     self_check = predictor.predict(Setting.of(config), Scales())
     predictions = []
     for done, setting in enumerate(settings, 1):
@@ -220,6 +226,7 @@ class _Predictor:
         return Prediction(
             setting,
             wall_s=wall,
+            served_s=timing.served_s,
             step_s=(last_step - timing.served_s) / self.whole.steps,
             trainer_idle=None if shares is None else shares.trainer_idle,
             rollout_idle=None if shares is None else shares.rollout_idle,

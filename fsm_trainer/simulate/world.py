@@ -16,6 +16,7 @@ from fsm_trainer.core.events import COMPLETIONS, NOTICES, Command, CommandKind, 
 from fsm_trainer.engines.fake_behaviour import FakeBehaviour, FakeOutcome
 from fsm_trainer.runtime.clock import VirtualClock
 from fsm_trainer.runtime.lanes import lane_of
+from fsm_trainer.simulate.contention import Interpreter
 from fsm_trainer.simulate.durations import Amount
 from fsm_trainer.simulate.faults import NO_FAULTS, OTHER_KIND, Delivery, Disturbance, FaultPlan
 
@@ -62,9 +63,10 @@ class VirtualWorld:
         after: Mapping[CommandKind, Amount] | None = None,
         max_inputs: int = 1_000_000,
         serial_engines: bool = False,
+        held_up: Amount = 0.0,
     ) -> None:
-        """`before` and `after` are hand-over times (`Durations`); `max_inputs` ends a run that makes no end; with
-        `serial_engines` each engine generates one batch at a time.
+        """`before`, `after`, `serial_engines` and `held_up` are those of `Durations`; `max_inputs` ends a run that
+        makes no end.
         """
         self.notices: list[Command] = []
         self.inputs = 0
@@ -73,6 +75,8 @@ class VirtualWorld:
         self._before = FakeBehaviour(before, seed=behaviour.seed) if before else None
         self._after = FakeBehaviour(after or {}, seed=behaviour.seed + 1) if after else None
         self._clock = clock
+        shares = FakeBehaviour({CommandKind.REWARD: held_up}, seed=behaviour.seed + 2)
+        self._interpreter = Interpreter(shares.duration_s) if held_up else None
         self._lane_of = engine_lane_of if serial_engines else lane_of
         self._max_inputs = max_inputs
         self._heap: list[tuple[int, int, Input | _End]] = []
@@ -153,6 +157,8 @@ class VirtualWorld:
         if self._heal_at is not None and self.inputs >= self._heal_at:
             disturbance, outcome = None, self._behaviour.healthy(command)
         running = self._running[command.op] = _Running(command, started, disturbance, outcome)
+        if self._interpreter is not None:
+            self._interpreter.begin(command, started)
         if command.op in self._aborted:
             self._give_up(running)
         elif outcome.completion is None or (disturbance and disturbance.delivery is Delivery.HELD):
@@ -176,6 +182,12 @@ class VirtualWorld:
     def _end(self, end: _End) -> Input | None:
         """Free the lane of an operation that ends; its completion, if that arrives without delay."""
         running, command, now = end.running, end.running.command, self._clock.now_ns()
+        if self._interpreter is not None:
+            trained = command.kind is CommandKind.TRAIN and end.completion is running.outcome.completion
+            if trained and (due := self._due(running, now)) > now:
+                self._push(due, end)
+                return None
+            self._interpreter.end(command, now)
         del self._running[command.op]
         lane = self._lanes[self._lane_of(command)]
         _, posted_ns = lane.popleft()
@@ -190,6 +202,12 @@ class VirtualWorld:
             return arrival
         self._push(now + delay_ns, arrival)
         return None
+
+    def _due(self, running: _Running, now: int) -> int:
+        """When a train step is done, as far as it was held up until now."""
+        assert self._interpreter is not None
+        lost = self._interpreter.lost_ns(running.started_ns, now)
+        return running.started_ns + round(running.outcome.duration_s * SECOND_NS) + lost
 
     def _go_on(self) -> None:
         """All stands still: what was held back comes now, and what hangs if the world heals."""

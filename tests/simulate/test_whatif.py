@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fsm_trainer.core.config import SchedulerConfig
-from fsm_trainer.core.events import Command, CommandKind
+from fsm_trainer.core.events import Command, CommandKind, Record, RecordKind
+from fsm_trainer.eventlog.schema import LOG_NAME, log_metadata
+from fsm_trainer.eventlog.writer import write_log
 from fsm_trainer.simulate.durations import Durations, Lognormal
 from fsm_trainer.simulate.measured import Measured, Thinned, spread
-from fsm_trainer.simulate.recorded import recorded
+from fsm_trainer.simulate.recorded import SCORING, recorded
 from fsm_trainer.simulate.settings import Setting, grid
 from fsm_trainer.simulate.simulator import NO_DEADLINES, SimResult, simulate
 from fsm_trainer.simulate.whatif import Prediction, Scales, WhatIf, whatif
@@ -153,14 +156,83 @@ def test_the_error_that_is_stated_is_that_of_the_self_check() -> None:
 
 
 def test_a_long_run_is_simulated_in_part() -> None:
-    config = replace(BASE, max_steps=1200)
-    growing = replace(HANDED, operations={**HANDED.operations, C.GENERATE: [0.5 + n / 1000 for n in range(1300)]})
+    config = replace(BASE, max_steps=600)
+    growing = replace(HANDED, operations={**HANDED.operations, C.GENERATE: [0.5 + n / 500 for n in range(700)]})
     before = simulate(config, durations=growing, check=False)
     truth = simulate(replace(config, max_staleness=3, workers=2), durations=growing, check=False)
-    found = whatif(before.records, {"max_staleness": [3], "workers": [2]}, config=config, most_steps=200)
-    assert (found.steps, found.simulated_steps) == (1200, 200)
+    found = whatif(before.records, {"max_staleness": [3], "workers": [2]}, config=config, most_steps=150)
+    assert (found.steps, found.simulated_steps) == (600, 150)
     assert abs(found.self_error) < 0.02
     assert only(found).wall_s == pytest.approx(truth.wall_s, rel=0.02)
+
+
+def test_a_resumed_run_is_asked_as_one_that_begins_at_nothing() -> None:
+    config = replace(BASE, max_steps=STEPS + 7, first_version=7, first_batch=9)
+    before = simulate(config, durations=HANDED, seed=5)
+    # The same durations, each batch and version by its place in this run.
+    known = recorded(before.records)
+    found = whatif(before.records, {"max_staleness": [1, 3]}, config=config)
+    assert (found.steps, found.self_error) == (STEPS, pytest.approx(0.0, abs=1e-9))
+    wider = simulate(replace(config, max_staleness=3), durations=known.durations)
+    assert found.predictions[1].wall_s == pytest.approx(wider.wall_s)
+
+
+def test_a_reward_beside_a_train_step_holds_it_up() -> None:
+    """By hand: generation 1 s, reward 0.5 s of which 80 % keep a processor busy, train 2 s, one batch ahead.
+
+    Beside a train step lie a whole generation and reward: it takes 2 + 0.8 * 0.5 = 2.4 s. The first batch is generated
+    and scored alone.
+    """
+    held = replace(Durations.of(rollout_s=1.0, reward_s=0.5, train_s=2.0), held_up=0.8)
+    result = run(Setting(), held)
+    assert result.wall_s == pytest.approx(1.5 + (STEPS - 1) * 2.4 + 2.0)
+    assert run(Setting(max_staleness=0), held).wall_s == pytest.approx(STEPS * 3.5)
+
+
+def test_a_reward_that_begins_in_the_midst_of_a_step_holds_up_its_rest() -> None:
+    """By hand: two batches are scored from 1 to 4 s; the first is trained on from 4 to 6, beside nothing.
+
+    At 6 s the second step begins, and the generation of the third batch, whose reward begins at 7: the step has then
+    1 s to go, at half speed, and ends at 9.
+    """
+    held = replace(Durations.of(rollout_s=1.0, reward_s=3.0, train_s=2.0), held_up=0.5)
+    result = run(Setting(workers=2), held)
+    trained = [r for r in result.records if r.trigger == "trained" and r.kind is RecordKind.INPUT]
+    assert [r.finished_ns for r in trained[:2]] == [6 * 10**9, 9 * 10**9]
+
+
+def test_what_held_up_a_recorded_step_is_taken_off_and_put_on_again(tmp_path: Path) -> None:
+    held = replace(HANDED, held_up=0.7)
+    before = run(Setting(), held)
+    path = write_with_scoring(before, tmp_path, share=0.7)
+    known = recorded(path)
+    alone = [
+        r for r in run(Setting(max_staleness=0), held).records if r.kind.value == "input" and r.trigger == "trained"
+    ]
+    durations = known.durations.operations[C.TRAIN]
+    assert isinstance(durations, Measured)
+    for batch in (0, 5, 40):
+        assert durations.at(batch, None) == pytest.approx((alone[batch].finished_ns - alone[batch].started_ns) / 1e9)
+    found = whatif(path, {"max_staleness": [0, 1, 3]})
+    assert found.self_error == pytest.approx(0.0, abs=1e-6)
+    for prediction in found.predictions:
+        assert prediction.wall_s == pytest.approx(run(prediction.setting, held).wall_s, rel=1e-6)
+
+
+def write_with_scoring(result: SimResult, folder: Path, *, share: float) -> Path:
+    """The log of a run on the CPU whose rewards kept a processor busy for that share of their time."""
+    issued = {r.seq: r for r in result.records if r.kind is RecordKind.COMMAND}
+    rows = list(result.records[:-1])
+    for r in result.records:
+        if r.kind is RecordKind.INPUT and r.trigger == "rewarded":
+            assert r.cause_seq is not None and r.finished_ns is not None and r.started_ns is not None
+            spent = share * (r.finished_ns - r.started_ns) / 1e9
+            batch = issued[r.cause_seq].batch_id
+            rows.append(Record(len(rows), r.t_ns, RecordKind.METRIC, batch_id=batch, reason=SCORING, value=spent))
+    rows.append(result.records[-1]._replace(seq=len(rows)))
+    metadata = log_metadata(result.config, {"train_devices": "cpu", "rollout_engine": "hf"})
+    write_log(folder / LOG_NAME, rows, metadata)
+    return folder
 
 
 def test_the_best_is_the_quickest_within_the_limit_and_the_least_stale_of_equals() -> None:
