@@ -196,8 +196,8 @@ def plan_warnings(config: TrainConfig, inputs: Inputs) -> list[str]:
     found += data_warnings(config, inputs.prompts, inputs.tokenizer)
     if config.top_p < 1 or config.top_k > 0:
         found.append(
-            "top-p or top-k filter the sampling: recorded are the logprobs of the whole policy, so a fresh batch's ratio "
-            "is 1, but tokens outside the filter are never tried; leave them out unless you know that this is wanted"
+            "top-p or top-k filter the sampling: recorded are the logprobs of the whole policy, so that the ratio of a "
+            "fresh batch is 1, but tokens outside the filter are never tried; leave them out unless that is wanted"
         )
     return found
 
