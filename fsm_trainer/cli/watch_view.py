@@ -26,7 +26,10 @@ def panel(s: Snapshot, path: str) -> Group:
         machines.add_row(*machine_cells(row), style=style)
     parts: list[Any] = [Text(clean(f"{path}  {outcome(s)}"), style="bold")]
     if s["max_steps"]:
-        parts.append(ProgressBar(total=s["max_steps"], completed=s["step"], width=60))
+        # Alone it would end without a line break.
+        bar = Table.grid()
+        bar.add_row(ProgressBar(total=s["max_steps"], completed=s["step"], width=60))
+        parts.append(bar)
     parts += [Text(line) for line in figures(s)]
     parts += [Text(""), machines, Text(""), *(Text(line) for line in histogram(s)), *(Text(t) for t in events(s))]
     return Group(*parts)
@@ -96,7 +99,7 @@ def events(s: Snapshot) -> list[str]:
 def duration(seconds: float) -> str:
     """Short: 0.42 s, 12.3 s, 5:07, 1:02:03."""
     if seconds < 100:
-        return f"{seconds:.3g} s"
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
