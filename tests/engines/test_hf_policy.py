@@ -140,6 +140,7 @@ def test_unknown_choices_are_refused(settings, message):
         PolicySettings(**settings)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_takes_any_length_and_gives_the_same(ragged_batch, monkeypatch):
     """All of torch.compile but its last stage, the C++ compiler, which takes most of a minute."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
