@@ -51,7 +51,7 @@ def main() -> None:
     for row in rows:
         logits = row["loss_tokens"] * args.vocabulary * 4 / 2**20
         print(
-            f"| {row["tokens"]:.0f} | {row["loss_tokens"]:.0f} | {row['kind']} | {row['peak_mib']:.0f} | {logits:.0f} "
+            f"| {row['tokens']:.0f} | {row['loss_tokens']:.0f} | {row['kind']} | {row['peak_mib']:.0f} | {logits:.0f} "
             f"| {row['seconds']:.2f} |"
         )
 
