@@ -29,7 +29,7 @@ class CorrectionWeights:
 
 
 def correction_weights(log_rho: Tensor, mask: Tensor, objective: Objective) -> CorrectionWeights:
-    """Weights of one micro-batch from log rho, [rows, width] and 0 outside `mask` (1 where a token is in the loss).
+    """Weights of one micro-batch from log rho: [rows, width], without gradient, 0 where `mask` is 0 (not in the loss).
 
     - `token-truncate`: min(rho_t, cap); truncated importance sampling (Ionides 2008; Yao et al. 2025).
     - `sequence-truncate`: min(prod_t rho_t, cap), the same for all tokens of a sequence.
@@ -37,7 +37,7 @@ def correction_weights(log_rho: Tensor, mask: Tensor, objective: Objective) -> C
     - `sequence-mask`: rho_t where the geometric mean of the sequence's rho is inside the band, else 0 for all of it.
     - `decoupled`: rho_t; decoupled PPO (Hilton et al. 2021, section 3; AReaL, Fu et al. 2025).
     """
-    log_rho = log_rho.detach().clamp(max=MAX_LOG_RATIO)
+    log_rho = log_rho.clamp(max=MAX_LOG_RATIO)
     rho = log_rho.exp()
     low, high = objective.band
     match objective.correction:

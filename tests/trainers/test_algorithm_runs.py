@@ -58,6 +58,12 @@ def test_every_correction_trains_on_stale_batches(correction: str, make_config: 
     assert all(line["clip_fraction_low"] == line["clip_fraction_high"] == 0 for line in lines), "its own ratio is 1"
 
 
+def test_a_kl_term_makes_a_step_of_a_batch_without_advantages(make_config: Make) -> None:
+    lines = run(make_config(algo="grpo", max_steps=2, kl_coef=0.1), lambda record: 0.5)
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["zero_variance_fraction"] == 1 for line in lines)
+
+
 def only_even(record: RewardRecord) -> float:
     """Every other prompt is worth the same whatever is said."""
     return varied_reward(record) if int(record.prompt[2]) % 2 == 0 else 0.5

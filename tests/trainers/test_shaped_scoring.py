@@ -74,6 +74,15 @@ def test_a_batch_that_cannot_be_filled_is_smaller_and_warns(tokenizer: Any, caps
     assert "informative" in line and "wanted" in line
 
 
+@pytest.mark.parametrize("digits", [["12", "22", "21"], ["12"]], ids=["filled", "a last batch of one"])
+def test_a_batch_that_is_as_full_as_it_can_be_does_not_warn(
+    digits: list[str], tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many(tokenizer, digits, is_one, groups_per_batch=2)
+    said = capsys.readouterr()
+    assert "batch_not_filled" not in said.out + said.err
+
+
 def test_the_warning_comes_ever_more_rarely(tokenizer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     scorer = Scorer(tokenizer, is_one, CENTRED, groups_per_batch=2)
     for _ in range(9):
