@@ -70,7 +70,7 @@ LIBRARIES: dict[str, set[str]] = {
     "config": {"pydantic", "pydantic_core", "yaml", "torch", "huggingface_hub"},
     "presets": {"transformers"},
     "replay": {"pyarrow"},
-    "analysis": {"pandas", "pyarrow", "numpy"},
+    "analysis": {"pandas", "pyarrow", "numpy", "matplotlib"},
     "tracking": {"pandas", "pyarrow", "structlog", "tensorboard", "trackio", "wandb"},
     "simulate": {"pandas", "pyarrow"},
     "report": {"pandas", "pyarrow", "numpy", "jinja2", "plotly"},

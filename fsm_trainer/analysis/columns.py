@@ -9,9 +9,11 @@ _EFFECTS = {
     "reward_mean": ("", "mean reward of its samples"),
     "ratio_mean": ("", "mean importance ratio of the trained policy to the one that sampled; 1 on fresh weights"),
     "ratio_max": ("", "largest importance ratio"),
-    "clip_fraction": ("share", "ratios whose gradient the clipping took away"),
-    "approx_kl": ("nats", "KL of the sampling to the trained policy, estimated by k3"),
-    "logprob_gap": ("nats", "gap between the logprobs of rollout and trainer, if the run measures it"),
+    "clip_fraction_low": ("share", "ratios clipped below, the gradient with them"),
+    "clip_fraction_high": ("share", "ratios clipped above"),
+    "approx_kl": ("nats", "KL of the sampling to the trained policy, a token, estimated by k3"),
+    "effective_sample_size": ("share", "of the importance weights"),
+    "logprob_gap": ("nats", "mean gap of the trainer's logprobs to the rollout's, a token"),
 }
 
 COLUMNS: dict[str, dict[str, tuple[str, str]]] = {

@@ -70,7 +70,7 @@ class Source:
 
     @classmethod
     def of(cls, run: Run | Source, kinds: Sequence[str] | None = None) -> Source:
-        """The rows of a run; of a file only those of `kinds`, if given. ValueError if it is no run or no log's frame."""
+        """The rows of a run; of a file only those of `kinds`, if given. ValueError if it is no run, or no log's."""
         if isinstance(run, Source):
             return run
         if isinstance(run, str | Path) and kinds is not None:

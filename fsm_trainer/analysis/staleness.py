@@ -1,7 +1,4 @@
-"""`staleness_frame`: what each consumed batch's staleness was made of, beside what its step measured; and by value.
-
-`fsm-replay staleness` prints the tables.
-"""
+"""`staleness_frame`: what each consumed batch's staleness was made of, beside what its step measured."""
 
 from __future__ import annotations
 
@@ -13,15 +10,17 @@ from fsm_trainer.analysis.source import Run, Source
 from fsm_trainer.analysis.steps import metrics_wide
 from fsm_trainer.analysis.timing import Steps
 
-EFFECTS = {
-    "reward_mean": "reward_mean",
-    "ratio_mean": "ratio_mean",
-    "ratio_max": "ratio_max",
-    "clip_fraction": "clip_fraction",
-    "approx_kl": "approx_kl",
-    "logprob_gap": "logprob_gap",
-}
-"""Column -> name of the metric that it holds, at the batch's step."""
+EFFECTS = (
+    "reward_mean",
+    "ratio_mean",
+    "ratio_max",
+    "clip_fraction_low",
+    "clip_fraction_high",
+    "approx_kl",
+    "effective_sample_size",
+    "logprob_gap",
+)
+"""Metrics of a step that staleness may show in; docs/metrics.md says what each is."""
 _OF_BATCH = [
     "batch_id",
     "engine",
@@ -41,9 +40,9 @@ _OF_BATCH = [
 def staleness_frame(run: Run | Source) -> pd.DataFrame:
     """One row per consumed batch, in order of consumption: its staleness, where that came from, and its step's effects.
 
-    Staleness is in optimiser steps; effects (`reward_mean`, `ratio_mean`, `ratio_max`, `clip_fraction`, `approx_kl`,
-    `logprob_gap`) are the metrics of the step that the batch gave, nan for a batch that gave none. All columns are in
-    `fsm_trainer.analysis.COLUMNS`. ValueError if there is no log to read.
+    Staleness is in optimiser steps. The effects (`EFFECTS`) are the metrics of the step that the batch gave; they are
+    nan of a batch that gave none, and where the run did not log one. All columns are in `fsm_trainer.analysis.COLUMNS`.
+    ValueError if there is no log to read.
     """
     source = Source.of(run, (*KINDS, "metric"))
     batches = batches_frame(source)
@@ -55,7 +54,7 @@ def staleness_frame(run: Run | Source) -> pd.DataFrame:
     consumed.insert(1, "step", consumed["batch_id"].map(step[~step.index.duplicated(keep="last")]).astype("Int64"))
     metrics = metrics_wide(source, steps.version).set_index(steps.version)
     at = consumed["step"].fillna(-1).astype(np.int64)
-    for column, name in EFFECTS.items():
+    for name in EFFECTS:
         values = metrics[name] if name in metrics else pd.Series(np.nan, index=metrics.index)
-        consumed[column] = values.reindex(at).to_numpy(dtype=np.float64)
+        consumed[name] = values.reindex(at).to_numpy(dtype=np.float64)
     return consumed

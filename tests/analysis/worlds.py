@@ -63,10 +63,15 @@ def _metrics(step: Record) -> list[Record]:
     values |= {"approx_kl": float("nan")} if version == 3 else {"approx_kl": version / 1024}
     values |= {"eval/reward": -float(version)} if version % 5 == 0 else {}
     common = {"machine": "trainer", "cause_seq": step.seq, "train_version": version, "batch_id": step.batch_id}
-    return [
+    rows = [
         Record(-1, step.t_ns, RecordKind.METRIC, reason=name, value=value, **common)  # type: ignore[arg-type]
         for name, value in values.items()
     ]
+    return [_as_rate(row, 1.0 + version % 3) if row.reason == "ratio_mean" else row for row in rows]
+
+
+def _as_rate(row: Record, weight: float) -> Record:
+    return row._replace(numerator=(row.value or 0.0) * weight, denominator=weight)
 
 
 @cache
