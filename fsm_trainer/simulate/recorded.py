@@ -90,16 +90,12 @@ def recorded(run: str | Path | Iterable[Record]) -> Recorded:
     needed = pc.field("kind").isin(_NEEDED) | (pc.field("machine") == "run") | (pc.field("reason") == SCORING)
     # The first row is the run's beginning, and its kind is `input`.
     rows = list(records(log.table.filter(needed)))
-    # Hosts take one call after the other; a simulated log, or one of fake operations, has no hosts.
-    serial = log.run_config.get("rollout_engine") in _SERIAL_ENGINES
+    # A host takes one call after the other; a simulated run, or one of fake operations, has no hosts.
+    serial = "rollout_host" in log.run_config
     config = SchedulerConfig.from_dict(log.scheduler_config)
     # On a GPU most of a step goes on while the interpreter is busy elsewhere.
     shared = log.run_config.get("train_devices") == "cpu"
     return replace(_recorded(rows, str(run), serial_engines=serial, interpreter_shared=shared), config=config)
-
-
-_SERIAL_ENGINES = ("hf", "fake")
-"""Rollout engines that generate one batch after the other, as their host hands it to them."""
 
 
 def _recorded(

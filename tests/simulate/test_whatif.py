@@ -230,7 +230,7 @@ def write_with_scoring(result: SimResult, folder: Path, *, share: float) -> Path
             batch = issued[r.cause_seq].batch_id
             rows.append(Record(len(rows), r.t_ns, RecordKind.METRIC, batch_id=batch, reason=SCORING, value=spent))
     rows.append(result.records[-1]._replace(seq=len(rows)))
-    metadata = log_metadata(result.config, {"train_devices": "cpu", "rollout_engine": "hf"})
+    metadata = log_metadata(result.config, {"train_devices": "cpu", "rollout_host": "inline"})
     write_log(folder / LOG_NAME, rows, metadata)
     return folder
 
