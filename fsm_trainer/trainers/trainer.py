@@ -27,7 +27,6 @@ from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Input, InputKind
 from fsm_trainer.core.scheduler import Scheduler
 from fsm_trainer.data.datasets import Rows
-from fsm_trainer.eventlog.compact import compact
 from fsm_trainer.eventlog.schema import log_metadata
 from fsm_trainer.eventlog.writer import EventLogWriter
 from fsm_trainer.runtime.clock import Clock, MonotonicClock
@@ -37,6 +36,7 @@ from fsm_trainer.runtime.loop import EventLoop, Observer
 from fsm_trainer.runtime.signals import stop_signals
 from fsm_trainer.runtime.threads import brisk_switching
 from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
+from fsm_trainer.trainers.closing import close_lanes, close_log, close_operations
 from fsm_trainer.trainers.engines import make_rollout_host, make_train_engine
 from fsm_trainer.trainers.metrics import StepMetrics
 from fsm_trainer.trainers.mismatch import MismatchGate
@@ -53,11 +53,6 @@ from fsm_trainer.trainers.samples import make_sample_writer
 from fsm_trainer.trainers.saving import Saver
 from fsm_trainer.trainers.scoring import Scorer
 from fsm_trainer.trainers.tracking import live_tracking
-
-CLOSE_TIMEOUT_S = 10.0
-"""How long an engine may take to end once the run is over; then it is killed."""
-LANES_TIMEOUT_S = 1.0
-"""The same for worker threads: one that is busy then does what the run has waited for in vain already."""
 
 _log = structlog.get_logger("fsm_train")
 
@@ -82,14 +77,19 @@ class Trainer:
         `reward_fn` (a function, or several in a list) and `dataset` (rows with a `prompt`, as in a file) replace the
         configuration's paths.
         """
-        if config.is_async is not self.asynchronous:
-            kind = "an asynchronous" if self.asynchronous else "a synchronous"
-            raise ValueError(f"{type(self).__name__} runs {kind} algorithm, got {config.algo!r}")
+        if config.resume is None:
+            self._check_kind(config)
         self._prepared = prepared or prepare(config, reward_fn=reward_fn, dataset=dataset)
         self.config = self._prepared.config
+        self._check_kind(self.config)
         self._display = display
         self._fitted = False
         self._post: Callable[[Input], None] | None = None
+
+    def _check_kind(self, config: TrainConfig) -> None:
+        if config.is_async is not self.asynchronous:
+            kind = "an asynchronous" if self.asynchronous else "a synchronous"
+            raise ValueError(f"{type(self).__name__} runs {kind} algorithm, got {config.algo!r}")
 
     def fit(self) -> RunResult:
         """Train until done, stopped or failed; returns how it ended, with everything closed and on disk."""
@@ -137,11 +137,11 @@ class Trainer:
             stack.callback(tracking.close)
             metadata = log_metadata(config, self.config.model_dump(mode="json"), code_rev=code_rev())
             log = EventLogWriter(run.events, metadata=metadata, segment_bytes=self.config.log_segment_mb << 20)
-            stack.callback(_close_log, log, failures, compacts=self.config.log_compact)
+            stack.callback(close_log, log, failures, compacts=self.config.log_compact)
             operations = self._operations(run, clock, inbox.put)
-            stack.callback(_close_operations, operations)
+            stack.callback(close_operations, operations)
             lanes = Lanes(operations, inbox.put, clock)
-            stack.callback(_close_lanes, lanes)
+            stack.callback(close_lanes, lanes)
             metrics = StepMetrics(run.metrics, operations.batch)
             stack.callback(metrics.close)
             progress = ProgressTracker(scheduler.status, lambda: metrics.last, config.max_steps)
@@ -278,35 +278,6 @@ class AsyncPolicyTrainer(Trainer):
             gate=MismatchGate.of(self.config),
             saver=self._saver(run),
         )
-
-
-def _close_lanes(lanes: Lanes) -> None:
-    late = lanes.close(LANES_TIMEOUT_S)
-    if late:
-        _log.warning("worker_threads_left_behind", lanes=late, waited_s=LANES_TIMEOUT_S)
-
-
-def _close_operations(operations: RunOperations) -> None:
-    """An engine that fails to close does not change how the run ended; it is killed, and said."""
-    try:
-        operations.close(CLOSE_TIMEOUT_S)
-    except Exception as error:  # an engine may raise anything, and the run's end is still to be told
-        _log.warning("engine_close_failed", message=str(error))
-
-
-def _close_log(log: EventLogWriter, failures: list[OSError], *, compacts: bool) -> None:
-    """A log whose last rows cannot be written has failed the run, like one that failed before.
-
-    One that cannot be compacted is as good as it was.
-    """
-    try:
-        log.close()
-        if compacts:
-            compact(log.path.parent)
-    except OSError as error:
-        failures.append(error)
-    except ValueError as error:
-        _log.warning("event_log_not_compacted", message=str(error))
 
 
 def code_rev() -> str:

@@ -89,6 +89,11 @@ def test_every_setting_is_in_one_group_in_order() -> None:
             "gives one optimiser step; give at least 4 or leave it out",
         ),
         (
+            {"save_best": "reward_mean"},
+            "--save-best reward_mean has no meaning without --save-total-limit: every checkpoint is kept; "
+            "give both or neither",
+        ),
+        (
             {"async_admission": "lockstep", "async_sync_interval_steps": 3},
             "--async-admission lockstep with --async-sync-interval-steps 3 needs --async-max-staleness of at least 2, "
             "got 1",

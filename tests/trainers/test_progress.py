@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fsm_trainer.core.config import SchedulerConfig
@@ -54,6 +56,14 @@ def test_time_and_tokens_count_from_when_the_run_was_up() -> None:
     assert progress.left_s == pytest.approx(12.0)  # 2 s a step, 6 to go
     assert progress.metrics == {"reward_mean": 0.25}
     assert progress.status.train_version == 2
+
+
+def test_steps_before_a_resume_took_no_time_of_this_run() -> None:
+    stage = Stage()
+    stage.see(RUN_UP)
+    stage.train_version = 6
+    progress = replace(stage.see(trained(14, 500)), steps_before=4)
+    assert progress.left_s == pytest.approx(4.0)  # 4 s for 2 steps, 2 to go
 
 
 def test_drops_are_counted() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fsm_trainer import TrainConfig
+from fsm_trainer import AsyncPolicyTrainer, AsyncTrainBatchQueue, PolicyOnlyTrainer, TrainConfig
 from fsm_trainer.config import ConfigError
 from fsm_trainer.config.checkpoint import read_checkpoint
 from fsm_trainer.core.config import SchedulerConfig
@@ -22,7 +22,7 @@ from fsm_trainer.data.rewards import RewardRecord
 from fsm_trainer.eventlog.reader import read_log
 from fsm_trainer.trainers import RunResult, build_trainer
 from fsm_trainer.trainers.prepare import prepare
-from tests.trainers.helpers import ROWS, log_of, metrics_of, run_end, varied_reward
+from tests.trainers.helpers import ROWS, log_of, metrics_of, run_end, train_batch, varied_reward
 
 Make = Callable[..., TrainConfig]
 TIMES = ("_s", "_per_s", "time_s", "mfu", "queue_len", "tokens_per_s", "flops_per_s")
@@ -369,3 +369,30 @@ def test_a_save_that_fails_fails_the_run_and_leaves_the_older_ones(
     assert [path.name for path in result.run.checkpoints.iterdir()] == ["step-000001"]
     read_checkpoint(result.run.checkpoint(1)).check_files()
     assert run_end(result.run.path).reason == "failed"
+
+
+def test_a_run_from_a_queue_goes_on_with_a_queue(make_config: Make, tmp_path: Path) -> None:
+    """Nobody knows where its producers stand, so it has no place in the data; ids and versions go on."""
+
+    def filled(*versions: int) -> AsyncTrainBatchQueue:
+        queue = AsyncTrainBatchQueue(maxsize=8)
+        for version in versions:
+            queue.put(train_batch(0, version))
+        queue.close()
+        return queue
+
+    first = AsyncPolicyTrainer(make_config(max_steps=9, max_logprob_gap=0), queue=filled(0, 0)).fit()
+    assert first.outcome == "completed", first.message
+    resume = TrainConfig.build({"resume": str(first.run.path), "output_dir": str(tmp_path / "rest")})
+    with pytest.raises(ConfigError, match="is of a run whose batches came from a queue; give a queue to this one too"):
+        prepare(resume, reward_fn=varied_reward, dataset=ROWS)
+    rest = AsyncPolicyTrainer(resume, queue=filled(2)).fit()
+    assert rest.outcome == "completed", rest.message
+    assert [(line["step"], line["batch_id"]) for line in metrics_of(rest.run.path)] == [(3, 2)]
+
+
+def test_the_trainer_of_the_wrong_kind_is_refused(finished: RunResult, tmp_path: Path) -> None:
+    resume = TrainConfig.build({"resume": str(finished.run.path), "max_steps": 3, "output_dir": str(tmp_path / "b")})
+    with pytest.raises(ValueError, match="AsyncPolicyTrainer runs an asynchronous algorithm, got 'grpo'"):
+        AsyncPolicyTrainer(resume, reward_fn=varied_reward, dataset=ROWS)
+    assert PolicyOnlyTrainer(resume, reward_fn=varied_reward, dataset=ROWS).fit().train_version == 3
