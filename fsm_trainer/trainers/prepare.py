@@ -15,7 +15,7 @@ from pathlib import Path
 from fsm_trainer.config import ConfigError, TrainConfig
 from fsm_trainer.config.check_rewards import GivenRewards
 from fsm_trainer.config.checkpoint import SOURCE_STATE
-from fsm_trainer.config.errors import one_line
+from fsm_trainer.config.errors import flag, one_line
 from fsm_trainer.config.preflight import Inputs, check_inputs, check_machine, check_model, count_cuda_devices
 from fsm_trainer.config.resolve import resolve
 from fsm_trainer.config.resume import ResumePoint, find_resume_point
@@ -95,6 +95,11 @@ def prepare_for_queue(config: TrainConfig) -> Prepared:
     cuda_devices = count_cuda_devices(config)
     if config.ckpt is None:
         raise ConfigError("--ckpt is missing; give the model to train, a folder or a hub name")
+    for name in ("dynamic_sampling", "overlong_buffer_tokens"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"{flag(name)} has no meaning with a queue, whose batches are scored already; leave it out"
+            )
     config = resolve(config, cuda_devices)
     check_machine(config, cuda_devices, provided)
     check_model(config)
