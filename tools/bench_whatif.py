@@ -1,12 +1,12 @@
 """How far off `fsm-replay whatif` is: pairs of settings that are both really run, one predicted from the other's log.
 
-    python tools/bench_whatif.py [--only fake|tiny] [--steps 120] [--repeats 2] [--keep FOLDER]
+    python tools/bench_whatif.py [--only fake|tiny] [--steps 120] [--repeats 2] [--keep FOLDER] [--docs]
 
 Half of the pairs run with fake engines in real time: real threads, loop, log and rewards, and operations that sleep.
 The other half run the quickstart's recipe: a model, an engine process and a trainer that share this machine's cores.
 The time compared is that from the first weights served to the end of the run; start-up, which both runs have,
 would make every error look smaller. Each setting runs `repeats` times, in turn; the error is that of the mean. It
-prints the table in docs/what-if.md, in about seven minutes on two quiet cores.
+prints the table in docs/what-if.md, and with --docs writes it there, in about seven minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ from fsm_trainer.trainers.run_directory import RunDirectory
 from fsm_trainer.trainers.scoring import Scorer
 
 C = CommandKind
+PAGE = Path(__file__).parents[1] / "docs" / "what-if.md"
+MARK, END = "<!-- table: made by `python tools/bench_whatif.py --docs` -->", "<!-- end of table -->"
 SYNC = Setting(queue_size=1, max_staleness=0)
 USUAL = Setting()
 WIDE = Setting(max_staleness=4, workers=3, engines=3, queue_size=2)
@@ -192,16 +194,27 @@ def _words(s: Setting) -> str:
     return f"{s.admission} q{s.queue_size} s{s.max_staleness} w{s.workers} e{s.engines} i{s.sync_interval}"
 
 
-def report(rows: Iterable[tuple[str, str, float, float, float]]) -> None:
-    """Print the table in Markdown, and its median and worst."""
-    print("| engines | recorded -> asked | predicted s | actual s | error | repeats differ by |")
-    print("|---|---|---|---|---|---|")
+def table(rows: Iterable[tuple[str, str, float, float, float]]) -> str:
+    """The table in Markdown, and its median and worst."""
+    lines = [
+        "| engines | recorded -> asked | predicted s | actual s | error | repeats differ by |",
+        "|---|---|---|---|---|---|",
+    ]
     errors = []
     for world, pair, predicted, actual, spread in rows:
         errors.append(predicted / actual - 1.0)
-        print(f"| {world} | {pair} | {predicted:.2f} | {actual:.2f} | {errors[-1]:+.1%} | {spread:.1%} |")
+        lines.append(f"| {world} | {pair} | {predicted:.2f} | {actual:.2f} | {errors[-1]:+.1%} | {spread:.1%} |")
     sizes = [abs(error) for error in errors]
-    print(f"\nmedian error {statistics.median(sizes):.1%}, worst {max(sizes):.1%}, of {len(sizes)} pairs")
+    worst = f"Median error {statistics.median(sizes):.1%}, worst {max(sizes):.1%}, of {len(sizes)} pairs."
+    return "\n".join([*lines, "", worst]) + "\n"
+
+
+def with_table(page: str, made: str) -> str:
+    """The page with a new table between its marks."""
+    head, mark, rest = page.partition(MARK)
+    _, end, tail = rest.partition(END)
+    assert mark and end, f"{PAGE} has lost its marks"
+    return f"{head}{mark}\n{made}{end}{tail}"
 
 
 def main() -> None:
@@ -211,13 +224,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="leave the runs in this new folder")
+    parser.add_argument("--docs", action="store_true", help=f"write the table into {PAGE.name}")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     worlds = [args.only] if args.only else list(RUNS)
     with tempfile.TemporaryDirectory(prefix="fsm-whatif-") as folder:
         root = args.keep or Path(folder)
         root.mkdir(parents=True, exist_ok=True)
-        report([row for world in worlds for row in measure(world, args.steps, args.repeats, root)])
+        made = table([row for world in worlds for row in measure(world, args.steps, args.repeats, root)])
+    print(made, end="")
+    if args.docs:
+        PAGE.write_text(with_table(PAGE.read_text(), made))
 
 
 if __name__ == "__main__":
