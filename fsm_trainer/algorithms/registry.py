@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 POLICY_LOSS = "fsm_trainer.algorithms.losses:policy_loss"
 DEFAULT_ASYNC_CORRECTION: Correction = "none"
-"""What the asynchronous algorithms do about stale batches unless told otherwise."""
+"""What async-grpo, async-dr-grpo and async-dapo do about stale batches unless told otherwise. GSPO and CISPO take none:
+their own ratio to the rollout is a correction, which another would replace."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,9 @@ for _spec in _PRESETS:
         replace(
             _spec,
             name=f"async-{_spec.name}",
-            correction=DEFAULT_ASYNC_CORRECTION,
+            correction=DEFAULT_ASYNC_CORRECTION
+            if _spec.surrogate == "clip" and _spec.ratio_level == "token"
+            else "none",
             asynchronous=True,
             experimental=True,
             description=f"{_spec.name} with generation running ahead of training within the staleness bound",

@@ -8,7 +8,13 @@ import pytest
 from fsm_trainer.algorithms import losses
 from fsm_trainer.algorithms.advantages import group_advantages, mean_centred_advantages
 from fsm_trainer.algorithms.objective import Objective
-from fsm_trainer.algorithms.registry import AlgorithmSpec, algorithm_names, get_algorithm, register_algorithm
+from fsm_trainer.algorithms.registry import (
+    DEFAULT_ASYNC_CORRECTION,
+    AlgorithmSpec,
+    algorithm_names,
+    get_algorithm,
+    register_algorithm,
+)
 
 PRESETS = {
     "grpo": Objective(clip_low=0.2, clip_high=0.2, aggregation="token-mean"),
@@ -37,6 +43,14 @@ def test_an_async_variant_learns_the_same(name):
     assert plain.advantage is asynchronous.advantage
     assert (plain.asynchronous, plain.experimental) == (False, False)
     assert (asynchronous.asynchronous, asynchronous.experimental) == (True, True)
+
+
+def test_only_the_clipped_token_ratio_takes_the_default_correction():
+    """The sequence ratio and CISPO's are corrections themselves."""
+    default = {name: get_algorithm(f"async-{name}").correction for name in PRESETS}
+    assert {name: default[name] for name in ("gspo", "cispo")} == {"gspo": "none", "cispo": "none"}
+    assert {default[name] for name in ("grpo", "dr-grpo", "dapo")} == {DEFAULT_ASYNC_CORRECTION}
+    assert {get_algorithm(name).correction for name in PRESETS} == {"none"}
 
 
 def test_what_is_given_wins_and_none_is_not_given():
