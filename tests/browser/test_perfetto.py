@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fsm_trainer.analysis import summarize
 from fsm_trainer.analysis.timeline import write_timeline
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Record
@@ -104,3 +106,15 @@ def test_drops_and_syncs_are_instants(tp: Any) -> None:
         by_hand = Counter(r.trigger if kind == "sync" else r.reason for r in ROWS if r.kind == kind)
         joined = {"sync": "sync {}", "drop": "drop: {}"}[kind]
         assert {what: found[joined.format(what)] for what in by_hand} == by_hand
+
+
+def test_the_query_of_the_docs_gives_the_residency(tp: Any, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
+    sql = page.split("```sql\n")[1].split("```")[0]
+    residency = summarize(log_of(tmp_path / "run", ROWS, CONFIG)).residency
+    by_hand: Counter[str] = Counter()
+    for row in residency:
+        by_hand[row.cause or ""] += row.ns
+    del by_hand[""]
+    found = {cause: seconds for cause, seconds in rows(tp, sql) if seconds}
+    assert found == pytest.approx({cause: ns / 1e9 for cause, ns in by_hand.items()})
