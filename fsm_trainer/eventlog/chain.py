@@ -63,19 +63,18 @@ def _read_next(
     path = segment_path(first, number)
     if not path.is_file():
         raise FrameError(f"the log goes on in {path.name}, which is missing")
-    segment = read_segment(path, rows, columns, take)
-    _check_place(segment, number, rows, last)
-    if not segment.schema.equals(last.schema):
-        raise FrameError(f"{path.name} has other columns than {last.path.name}")
-    return segment
+    return read_segment(path, rows, columns, take, check=lambda segment: _check_place(segment, number, rows, last))
 
 
 def _check_place(segment: Segment, number: int, rows: int, last: Segment) -> None:
+    """Raise FrameError unless the file's head says that it continues the last one."""
     name, found = segment.path.name, segment.metadata
     if found.get(SEGMENT_KEY) != str(number):
         raise FrameError(f"{name} is file {found.get(SEGMENT_KEY, '0')} of a log, expected file {number}")
     if (found.get(FIRST_SEQ_KEY), found.get(PREVIOUS_KEY)) != (str(rows), f"0x{last.crc32:08x}"):
         raise FrameError(f"{name} does not continue {last.path.name}")
+    if not segment.schema.equals(last.schema):
+        raise FrameError(f"{name} has other columns than {last.path.name}")
 
 
 def _ending(last: Segment, unread: list[Path]) -> FrameError | None:

@@ -138,10 +138,7 @@ def _problem(chain: Chain) -> str:
 
 def _known_columns_first(table: pa.Table, names: Sequence[str] | None) -> pa.Table:
     """Add the columns that an older minor schema lacks, as nulls, and put those it does not know last."""
-    columns: dict[str, Any] = {}
-    for field in SCHEMA:
-        if names is None or field.name in names:
-            present = field.name in table.column_names
-            columns[field.name] = table[field.name] if present else pa.nulls(table.num_rows, field.type)
-    columns.update({name: table[name] for name in table.column_names if name not in columns})
-    return pa.table(columns)
+    wanted = [field for field in SCHEMA if names is None or field.name in names]
+    present = dict(zip(table.column_names, table.columns, strict=True))
+    columns = {f.name: present.pop(f.name) if f.name in present else pa.nulls(table.num_rows, f.type) for f in wanted}
+    return pa.table({**columns, **present})

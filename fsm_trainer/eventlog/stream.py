@@ -92,12 +92,23 @@ class Segment:
         self.continued = empty and CONTINUED_KEY.encode() in metadata_of(buffer, frames[-1])
 
 
-def read_segment(path: Path, first_seq: int = 0, columns: list[str] | None = None, take: Take | None = None) -> Segment:
-    """Read a file whose first row has `first_seq`. ValueError when it is no log, or of another major schema."""
+def read_segment(
+    path: Path,
+    first_seq: int = 0,
+    columns: list[str] | None = None,
+    take: Take | None = None,
+    check: Callable[[Segment], None] | None = None,
+) -> Segment:
+    """Read a file whose first row has `first_seq`; `check` may refuse its head before a row is read.
+
+    ValueError when it is no log, or of another major schema.
+    """
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             segment = read_head(path, file, size)
+            if check is not None:
+                check(segment)
             _read_rows(segment, file, first_seq, columns, take)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
