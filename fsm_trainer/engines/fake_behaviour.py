@@ -148,6 +148,7 @@ class FakeBehaviour:
     def __post_init__(self) -> None:
         """Start counting commands."""
         self._counts = {kind: itertools.count(1) for kind in CommandKind}
+        self._faults_of = {kind: [fault for fault in self.faults if fault.kind is kind] for kind in CommandKind}
 
     def fresh(self) -> FakeBehaviour:
         """The same programme with all counts at their start."""
@@ -177,7 +178,8 @@ class FakeBehaviour:
     def _fault(self, command: Command) -> Fault | None:
         """The first fault that befalls this command, which is counted."""
         count = next(self._counts[command.kind])
-        return next((fault for fault in self.faults if fault.meets(command, count)), None)
+        faults = self._faults_of[command.kind]
+        return next((fault for fault in faults if fault.meets(command, count)), None) if faults else None
 
     def duration_s(self, command: Command) -> float:
         """Seconds the command takes."""
@@ -200,7 +202,7 @@ class FakeBehaviour:
     def _success(self, command: Command) -> Input:
         done = _completion(command)
         if command.kind is CommandKind.GENERATE:
-            return replace(done, tokens=int(self._amount(self.tokens, command, "tokens")))
+            return done.stamped(tokens=int(self._amount(self.tokens, command, "tokens")))
         if command.kind is CommandKind.LOAD_PROMPTS and self.batches is not None and _key(command) >= self.batches:
             return replace(done, kind=InputKind.EXHAUSTED)
         return done
@@ -219,8 +221,9 @@ class FakeBehaviour:
 
 def _key(command: Command) -> int:
     """What a command is about: its batch, or else its version, or else its engine."""
-    about = (command.batch_id, command.version, command.engine)
-    return next((key for key in about if key is not None), 0)
+    if command.batch_id is not None:
+        return command.batch_id
+    return command.version if command.version is not None else command.engine or 0
 
 
 def _completion(command: Command) -> Input:

@@ -31,8 +31,9 @@ class CheckedScheduler(Scheduler):
             # Of a step that breaks, as far as it got.
             self.last_records.extend(self._recorder.records)
         self.monitor.see_all(records)
-        rows = {record.seq for record in records}
-        hold(all(command.op in rows for command in commands), "records precede their commands", commands)
+        if commands:
+            rows = {record.seq for record in records}
+            hold(all(command.op in rows for command in commands), "records precede their commands", commands)
         if self.finished:
             self.monitor.finish()
             hold(all(command.kind in NOTICES for command in commands), "nothing starts at the end", commands)

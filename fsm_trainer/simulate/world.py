@@ -35,6 +35,7 @@ class _Running:
     """A command at the head of its lane."""
 
     command: Command
+    lane: deque[tuple[Command, int]]
     started_ns: int
     disturbance: Disturbance | None
     outcome: FakeOutcome
@@ -127,10 +128,13 @@ class VirtualWorld:
         if command.kind in NOTICES:
             self._notice(command)
             return
-        lane = self._lanes.setdefault(self._lane_of(command), deque())
+        name = self._lane_of(command)
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = deque()
         lane.append((command, self._clock.now_ns()))
         if len(lane) == 1:
-            self._start(command)
+            self._start(command, lane)
 
     def in_flight(self) -> list[Command]:
         """Commands that have not ended."""
@@ -147,7 +151,7 @@ class VirtualWorld:
         heapq.heappush(self._heap, (t_ns, self._pushed, entry))
         self._pushed += 1
 
-    def _start(self, command: Command) -> None:
+    def _start(self, command: Command, lane: deque[tuple[Command, int]]) -> None:
         started = self._clock.now_ns()
         if self._before is not None:
             started += round(self._before.duration_s(command) * SECOND_NS)
@@ -156,7 +160,7 @@ class VirtualWorld:
         outcome = self._behaviour.outcome(command)
         if self._heal_at is not None and self.inputs >= self._heal_at:
             disturbance, outcome = None, self._behaviour.healthy(command)
-        running = self._running[command.op] = _Running(command, started, disturbance, outcome)
+        running = self._running[command.op] = _Running(command, lane, started, disturbance, outcome)
         if self._interpreter is not None:
             self._interpreter.begin(command, started)
         if command.op in self._aborted:
@@ -189,10 +193,9 @@ class VirtualWorld:
                 return None
             self._interpreter.end(command, now)
         del self._running[command.op]
-        lane = self._lanes[self._lane_of(command)]
-        _, posted_ns = lane.popleft()
-        if lane:
-            self._start(lane[0][0])
+        _, posted_ns = running.lane.popleft()
+        if running.lane:
+            self._start(running.lane[0][0], running.lane)
         arrival = end.completion.stamped(posted_ns=posted_ns, started_ns=running.started_ns, finished_ns=now)
         disturbance = running.disturbance
         if disturbance is not None and disturbance.delivery is Delivery.TWICE:
