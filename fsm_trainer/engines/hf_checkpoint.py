@@ -59,11 +59,15 @@ def save_state(
     tensors = dict(_random_state())
     numbers: dict[str, float] = {}
     names = {id(parameter): name for name, parameter in parameters.items()}
+    seen: set[int] = set()
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             place = f"{_OPTIMIZER}/{names[id(parameter)]}/{key}"
             if isinstance(value, Tensor):
-                tensors[place] = value.detach().contiguous()
+                # 8-bit moments share their table of values, and safetensors holds nothing twice.
+                shared = value.data_ptr() in seen
+                seen.add(value.data_ptr())
+                tensors[place] = value.detach().clone() if shared else value.detach().contiguous()
             elif isinstance(value, int | float):
                 numbers[place] = value
             else:

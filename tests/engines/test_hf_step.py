@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from fsm_trainer.algorithms.objective import Objective
 from fsm_trainer.core.batch import TrainSequence
+from fsm_trainer.engines.hf_lora import LoraSettings
 from fsm_trainer.engines.hf_train import HFTrainEngine
 from fsm_trainer.engines.tiny import build_tiny_checkpoint
 
@@ -175,3 +176,40 @@ def test_a_batch_that_is_masked_as_a_whole_is_no_step(trainer, ragged_batch):
 def test_impossible_settings_are_refused_before_anything_is_loaded(settings, message):
     with pytest.raises(ValueError, match=message):
         HFTrainEngine("nowhere", **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adamw-8bit"},
+        {"lora": LoraSettings(rank=64, alpha=64), "optimizer": "adamw-8bit"},
+        {"lora": LoraSettings(rank=2, alpha=4), "objective": Objective(kl_coef=0.1)},
+        {"objective": Objective(kl_coef=0.1), "reference_refresh_steps": 3},
+    ],
+    ids=["8 bits", "adapters in 8 bits", "adapters with KL", "a reference that was refreshed"],
+)
+def test_every_kind_of_step_goes_on_from_a_checkpoint_to_the_bit(trainer, ragged_batch, tmp_path, settings):
+    rows, one, other = ragged_batch(), trainer(**settings), trainer(**settings)
+    for _ in range(3):
+        one.train(rows)
+    one.save(str(tmp_path / "saved"))
+    assert other.restore(str(tmp_path / "saved")) == 3
+    for _ in range(2):
+        first, second = step(one, rows), step(other, rows)
+        assert first[0] == second[0]
+    assert all(torch.equal(p, q) for p, q in zip(one._parameters, other._parameters, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("packing", ["off", "on"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_gpu_takes_the_step_of_the_cpu(trainer, ragged_batch, packing, checkpointing):
+    settings = {"sequence_packing": packing, "gradient_checkpointing": checkpointing, "mini_bs": 4}
+    expected, gradients = step(trainer(), ragged_batch())
+    metrics, ours = step(trainer(device="cuda:0", **settings), ragged_batch())
+    assert metrics["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+    for mine, theirs in zip(ours, gradients, strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-3, atol=1e-5)
+    rough, _ = step(trainer(device="cuda:0", dtype="bfloat16", **settings), ragged_batch())
+    assert rough["loss"] == pytest.approx(expected["loss"], abs=0.02)
