@@ -8,7 +8,6 @@ python tools/bench_log.py [--events 1000000] [--keep FOLDER]
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
 import subprocess
@@ -108,19 +107,27 @@ def time_verify(directory: Path) -> None:
     print(f"verify                      {events / spent:,.0f} events/s, reading included")
 
 
+# A child's peak as the system reports it to its parent includes the parent's own from before the child began.
+_COMMAND = """
+import resource, sys
+from fsm_trainer.cli.replay import main
+code = main(sys.argv[1:])
+used = resource.getrusage(resource.RUSAGE_SELF)
+with open("/proc/self/status") as file:
+    peak = next(line.split()[1] for line in file if line.startswith("VmHWM:"))
+print(code, used.ru_utime + used.ru_stime, int(peak) / 1e3, file=sys.stderr)
+"""
+
+
 def time_command(name: str, directory: Path) -> None:
     """Print what a command takes as a user calls it, start of Python included."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "fsm_trainer.cli.replay", name, str(directory)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, command
+    command = [sys.executable, "-c", _COMMAND, name, str(directory)]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True)
     wall = time.perf_counter() - began
-    print(
-        f"fsm-replay {name:<17}{wall:.2f} s, of the processor {usage.ru_utime + usage.ru_stime:.2f} s, "
-        f"{usage.ru_maxrss / 1e3:.0f} MB at most"
-    )
+    code, processor, peak = done.stderr.split()
+    assert code == "0", done.stderr
+    print(f"fsm-replay {name:<17}{wall:.2f} s, of the processor {float(processor):.2f} s, {float(peak):.0f} MB at most")
 
 
 def time_compaction(directory: Path, form: str) -> None:
