@@ -63,10 +63,10 @@ def _read_next(
     path = segment_path(first, number)
     if not path.is_file():
         raise FrameError(f"the log goes on in {path.name}, which is missing")
-    return read_segment(path, rows, columns, take, check=lambda segment: _check_place(segment, number, rows, last))
+    return read_segment(path, rows, columns, take, check=lambda segment: check_place(segment, number, rows, last))
 
 
-def _check_place(segment: Segment, number: int, rows: int, last: Segment) -> None:
+def check_place(segment: Segment, number: int, rows: int, last: Segment) -> None:
     """Raise FrameError unless the file's head says that it continues the last one."""
     name, found = segment.path.name, segment.metadata
     if found.get(SEGMENT_KEY) != str(number):

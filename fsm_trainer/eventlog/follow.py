@@ -5,6 +5,7 @@ Knows nothing of what the rows mean, except that `run_end` is the last.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import pyarrow as pa
 
 from fsm_trainer.core.events import RecordKind
 from fsm_trainer.eventlog import compacted
+from fsm_trainer.eventlog.chain import check_place
 from fsm_trainer.eventlog.frame import Frame, FrameError, check_frame, good_frame_follows, metadata_of, read_frame
 from fsm_trainer.eventlog.layout import find_log, is_locked, segment_path
 from fsm_trainer.eventlog.reader import read_log
 from fsm_trainer.eventlog.schema import CONTINUED_KEY
-from fsm_trainer.eventlog.stream import read_head
+from fsm_trainer.eventlog.stream import Segment, continues, read_head
 
 _WINDOW = 4 << 20
 """Bytes read at a time, unless a message is longer."""
@@ -24,6 +26,9 @@ _WINDOW = 4 << 20
 
 class LogFollower:
     """One log from its first row on. Raises ValueError when it is none, or of another major schema."""
+
+    _head: Segment
+    """The head of the file being read, and the checksum of what was read of it."""
 
     def __init__(self, run: str | Path, columns: Sequence[str]) -> None:
         """`columns` of `Record` to read, `kind` among them."""
@@ -34,7 +39,7 @@ class LogFollower:
         self.problem: str | None = None
         """What is wrong with the bytes that come next; nothing more is read then."""
         self._columns = list(columns)
-        self._number = self._at = 0
+        self._number = self._at = self._rows = 0
         self._window = _WINDOW
         self._is_compacted = compacted.is_compacted(self.path)
         if self._is_compacted:
@@ -59,7 +64,7 @@ class LogFollower:
             batches: list[pa.RecordBatch] = []
             try:
                 for frame in self._frames(buffer):
-                    batches.append(pa.ipc.read_record_batch(frame.message, self._head.schema))
+                    batches.append(self._batch(frame))
             except FrameError as error:
                 if not error.torn or good_frame_follows(buffer, self._taken):
                     self.problem = f"reading stopped at byte {self._at + self._taken} of {self._file.name}: {error}"
@@ -70,15 +75,20 @@ class LogFollower:
                 return
             if at_mark:
                 self._number += 1
-                self._open(segment_path(self.path, self._number))
+                try:
+                    self._open(segment_path(self.path, self._number))
+                except (FrameError, OSError, ValueError) as error:
+                    self.problem = f"the log does not go on after {self._file.name}: {error}"
+                    return
             elif not batches and self._window == _WINDOW:
                 return
 
     def _open(self, path: Path) -> None:
-        self._file = path
         with path.open("rb") as file:
-            self._head = read_head(path, file, path.stat().st_size)
-        self._at = self._head.end
+            head = read_head(path, file, path.stat().st_size)
+        if self._number:
+            check_place(head, self._number, self._rows, self._head)
+        self._file, self._head, self._at = path, head, head.end
         self._window = _WINDOW
 
     def _next_bytes(self) -> pa.Buffer | None:
@@ -93,11 +103,20 @@ class LogFollower:
         self._taken, self._goes_on = 0, False
         while (frame := self._frame(buffer)) is not None:
             check_frame(buffer, frame)
-            self._taken = frame.end
             if CONTINUED_KEY.encode() in metadata_of(buffer, frame):
-                self._goes_on = True
+                self._taken, self._goes_on = frame.end, True
                 return
             yield frame
+            self._head.crc32 = zlib.crc32(memoryview(buffer)[frame.start : frame.end], self._head.crc32)
+            self._taken = frame.end
+
+    def _batch(self, frame: Frame) -> pa.RecordBatch:
+        """The rows of a message; FrameError if they do not continue those before."""
+        batch = pa.ipc.read_record_batch(frame.message, self._head.schema)
+        if not continues(pa.table(batch), self._rows):
+            raise FrameError(f"seq is not dense: a record batch does not begin with {self._rows} and count on")
+        self._rows += batch.num_rows
+        return batch
 
     def _frame(self, buffer: pa.Buffer) -> Frame | None:
         try:

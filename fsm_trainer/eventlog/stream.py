@@ -66,7 +66,7 @@ class Segment:
         except pa.ArrowException as error:
             raise FrameError("a record batch does not fit the schema") from error
         table, good = self._table(batches, columns), len(batches)
-        if not _continues(table, first_seq + self.rows):
+        if not continues(table, first_seq + self.rows):
             good = _dense(batches, first_seq + self.rows)
             table = self._table(batches[:good], columns)
         if table.num_rows:
@@ -175,13 +175,13 @@ def _rest(segment: Segment, file: BinaryIO) -> pa.Buffer:
 def _dense(batches: Sequence[pa.RecordBatch], first: int) -> int:
     """How many of the record batches continue `seq` without a gap."""
     for number, batch in enumerate(batches):
-        if not _continues(pa.table(batch), first):
+        if not continues(pa.table(batch), first):
             return number
         first += batch.num_rows
     return len(batches)
 
 
-def _continues(table: pa.Table, first: int) -> bool:
+def continues(table: pa.Table, first: int) -> bool:
     """Whether `seq`, in one piece, counts on from `first`."""
     column = table["seq"].combine_chunks()
     if not table.num_rows:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Record
 from fsm_trainer.eventlog import follow
 from fsm_trainer.eventlog.follow import LogFollower
+from fsm_trainer.eventlog.frame import read_frame
 from fsm_trainer.eventlog.schema import LOG_NAME, log_metadata
-from fsm_trainer.eventlog.writer import EventLogWriter
+from fsm_trainer.eventlog.writer import EventLogWriter, write_log
+from tests.eventlog.conftest import sample_records
+from tests.eventlog.written import write_segments
 from tests.replay.virtual_run import log_of, virtual_run
 
 CONFIG = SchedulerConfig(max_steps=12)
@@ -120,3 +124,41 @@ def test_what_is_no_log(tmp_path: Path) -> None:
     (tmp_path / LOG_NAME).write_bytes(b"nothing of the kind" * 9)
     with pytest.raises(ValueError, match="is not a readable event log"):
         LogFollower(tmp_path, NAMES)
+
+
+def test_what_does_not_continue_the_log_is_a_problem_and_no_row(tmp_path: Path) -> None:
+    files = write_segments(tmp_path / LOG_NAME, sample_records(100))
+    kept = [path.read_bytes() for path in files]
+    good = LogFollower(tmp_path, ("seq", "kind"))
+    assert sum(table.num_rows for table in good.new_rows()) == 100
+    assert (good.complete, good.problem) == (True, None)
+    for path, data, problem in (
+        (files[2], kept[1], "expected file 2"),
+        (files[2], None, "No such file"),
+        (files[2], kept[2][:500], "not a readable event log"),
+    ):
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
+        follower = LogFollower(tmp_path, ("seq", "kind"))
+        rows = sum(table.num_rows for table in follower.new_rows())
+        assert problem in (follower.problem or "")
+        assert 0 < rows < 100
+        assert not follower.complete
+        path.unlink(missing_ok=True)
+        path.write_bytes(kept[files.index(path)])
+
+
+def test_a_record_batch_that_comes_twice_is_a_problem(tmp_path: Path) -> None:
+    rows = sample_records(9)
+    write_log(tmp_path / LOG_NAME, rows, {}, max_rows=3)
+    data = (tmp_path / LOG_NAME).read_bytes()
+    buffer = pa.py_buffer(data)
+    head = read_frame(buffer, 0)
+    assert head is not None
+    first = read_frame(buffer, head.end)
+    assert first is not None
+    (tmp_path / "twice").write_bytes(data[: first.end] + data[first.start :])
+    follower = LogFollower(tmp_path / "twice", ("seq", "kind"))
+    assert sum(table.num_rows for table in follower.new_rows()) == 3
+    assert "seq is not dense" in (follower.problem or "")
