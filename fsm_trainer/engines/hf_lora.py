@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fsm_trainer.engines.hf_model import LOADING
+
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
@@ -63,7 +65,7 @@ def attach_lora(model: PreTrainedModel, settings: LoraSettings, seed: int = 0) -
         target_modules=ALL_LINEAR if everything else list(settings.target_modules),
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with LOADING, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         # peft still asks transformers by a name that is on its way out.
         warnings.simplefilter("ignore", FutureWarning)
         torch.manual_seed(seed)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # Building a model changes torch's global state for a while (default dtype, random numbers): one thread at a time.
-_LOADING = threading.Lock()
+LOADING = threading.Lock()
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -75,7 +75,7 @@ def load_model(ckpt: str, device: str = "cpu", dtype: str = "float32", *, seed: 
 
     place, precision = resolve_device(device), resolve_dtype(dtype)
     load_config(ckpt)
-    with _LOADING, torch.random.fork_rng(devices=[]):
+    with LOADING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel
         model, found = _from_pretrained(AutoModelForCausalLM, ckpt, "model", dtype=precision, output_loading_info=True)
