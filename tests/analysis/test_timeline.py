@@ -108,11 +108,13 @@ def test_visits_fill_each_track_without_gap_or_overlap(tmp_path: Path) -> None:
         assert all(a[1] == b[0] for a, b in zip(visits, visits[1:], strict=False)), track
 
 
-def test_odd_nanoseconds_meet_exactly(tmp_path: Path) -> None:
-    rows = [r._replace(t_ns=r.t_ns * 7 // 3 + 12_345_678_901) for r in ROWS]
+def test_odd_nanoseconds_are_exact(tmp_path: Path) -> None:
+    rows = [r._replace(t_ns=12_345_678_901 + r.t_ns + r.t_ns // 1_000_000 % 89) for r in ROWS]
     trace = trace_of(tmp_path, rows)
-    for found in trace.slices.values():
+    for track, found in trace.slices.items():
+        moves = [r.t_ns - rows[0].t_ns for r in rows if r.kind == "transition" and r.entity == track]
         visits = [(begin, until) for depth, _, begin, until, _ in found if depth == 0]
+        assert [begin for begin, _ in visits[1:]] == moves or track == "loop"
         assert all(a[1] == b[0] for a, b in zip(visits, visits[1:], strict=False))
 
 

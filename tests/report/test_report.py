@@ -15,6 +15,7 @@ from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.eventlog.reader import read_log
 from fsm_trainer.report import build
 from fsm_trainer.report.build import build_report
+from fsm_trainer.report.chart import Chart, Table
 from fsm_trainer.report.learning_charts import learning_charts, staleness_charts
 from fsm_trainer.report.run_data import RunData
 from fsm_trainer.report.sections import key_figures
@@ -83,6 +84,13 @@ def test_text_of_a_run_stays_text(html: str) -> None:
     # Once in the message, in 4 samples each in prompt and completion, and in one setting.
     assert page.text.count(HARM) == 1 + 4 * 2 + 1
     assert "harm<b>ed & run" in page.text
+
+
+def test_a_chart_cannot_end_its_script() -> None:
+    chart = Chart(HARM, HARM, HARM, [{"name": HARM, "x": [1.0]}], Table((), ()), {"title": {"text": HARM}})
+    text = build._json_in_html([chart])
+    assert "<" not in text
+    assert json.loads(text) == [chart.spec()]
 
 
 def test_nothing_is_loaded_from_outside(html: str) -> None:
