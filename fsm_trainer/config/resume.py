@@ -19,7 +19,7 @@ from fsm_trainer.config.train_config import TrainConfig
 LATEST = "latest"
 RUNS = Path("runs")
 FIXED = (
-    *("algo", "preset", "seed", "shuffle", "drop_last", "batch_size", "dynamic_sampling", "dynamic_sampling_factor"),
+    *("algo", "preset", "seed", "shuffle", "drop_last", "batch_size", "dynamic_sampling", "oversample_prompts"),
     *("optimizer", "lora_rank", "lora_alpha", "lora_target_modules"),
 )
 """Settings that a resumed run cannot change: what was learnt, or which prompts were served, hangs on them."""

@@ -72,7 +72,10 @@ def prepare(config: TrainConfig, *, reward_fn: GivenRewards | None = None, datas
     check_machine(config, cuda_devices, provided)
     config = resolve(config, cuda_devices)
     check_machine(config, cuda_devices, provided)
-    if config.preset is None:
+    if point is not None:
+        _check_given(point, config, provided)
+    # The files of a resumed run's preset lie in the folder of the run before.
+    if config.preset is None or point is not None:
         inputs = check_inputs(config, reward_fn=reward_fn, dataset=dataset)
         _go_on(point, config, inputs)
         return Prepared(config, inputs, resume=point)
@@ -81,11 +84,10 @@ def prepare(config: TrainConfig, *, reward_fn: GivenRewards | None = None, datas
         made, final = Path(scratch.name) / "preset", Path(str(config.output_dir)) / "preset"
         trial = prepare_preset(config, made, provided)
         inputs = check_inputs(trial, reward_fn=reward_fn, dataset=dataset)
-        _go_on(point, trial, inputs)
     except BaseException:
         scratch.cleanup()
         raise
-    return Prepared(_relocated(trial, made, final), inputs, scratch, point)
+    return Prepared(_relocated(trial, made, final), inputs, scratch)
 
 
 def prepare_for_queue(config: TrainConfig) -> Prepared:
@@ -116,6 +118,15 @@ def _resumed(config: TrainConfig) -> tuple[TrainConfig, ResumePoint | None]:
     config = TrainConfig.build(point.settings(given))
     point.check_fixed(config)
     return config, point
+
+
+def _check_given(point: ResumePoint, config: TrainConfig, provided: frozenset[str]) -> None:
+    """A preset fills in what is not given, but here that would not be what the run before used."""
+    for name in ("dataset_path", "reward_fn_path"):
+        if config.preset is not None and getattr(config, name) is None and name not in provided:
+            raise ConfigError(
+                f"{point.name}: the run before was given an object instead of {flag(name)}; give it again"
+            )
 
 
 def _go_on(point: ResumePoint | None, config: TrainConfig, inputs: Inputs | None) -> None:
