@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fsm_trainer.core.events import Record
 from fsm_trainer.eventlog import segments as segments_module
 from fsm_trainer.eventlog import stream as stream_module
 from fsm_trainer.eventlog.chain import read_chain
+from fsm_trainer.eventlog.layout import later_segments
 from fsm_trainer.eventlog.reader import read_log, records
 from fsm_trainer.eventlog.writer import EventLogError, EventLogWriter, write_log
 from tests.eventlog.written import LIMIT, METADATA, write_segments
@@ -172,6 +174,34 @@ def test_a_reader_sees_a_rotation_of_a_live_run_as_no_problem(tmp_path: Path, ro
         log = read_log(path)
         assert (log.state, log.problem, log.table.num_rows) == ("running", None, 1)
     assert "was begun" in (read_log(path).problem or "")
+
+
+def test_a_reader_beside_the_writer_always_sees_a_true_beginning(tmp_path: Path, make_rows: RowMaker) -> None:
+    rows = make_rows(300)
+    path = tmp_path / "events.arrows"
+    opened, ended = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with EventLogWriter(path, metadata=METADATA, flush_interval_s=3600, segment_bytes=LIMIT) as writer:
+            opened.set()
+            for row in rows:
+                writer.append(row)
+                if row.seq % 5 == 4:
+                    writer.flush()
+        ended.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert opened.wait(timeout=30)
+    looks = 0
+    while not ended.is_set() or not looks:
+        log = read_log(path)
+        assert list(records(log.table)) == rows[: log.table.num_rows]
+        assert not log.damaged, log.problem
+        looks += 1
+    thread.join(timeout=30)
+    assert read_log(path).complete
+    assert len(later_segments(path)) > 9
 
 
 def test_a_new_log_does_not_mix_with_files_that_are_there(files: list[Path], tmp_path: Path) -> None:
