@@ -26,7 +26,10 @@ from fsm_trainer.engines.hf_train import HFTrainEngine
 from fsm_trainer.engines.logprob_gap import GapLimit, LogprobGap
 from fsm_trainer.trainers.mismatch import RESCORED_SAMPLES, RESCORED_TOKENS
 
-PROMPTS = ("4821=", "903=", "7315=", "6042=")
+PROMPTS = tuple(f"{1000 + 547 * i}=" for i in range(16))
+"""The quickstart's shapes, with 16 samples of 5 tokens each."""
+PROBE = 4
+"""Prompts of the probe: the default of --sync-probe-prompts."""
 
 
 class Bench:
@@ -36,6 +39,7 @@ class Bench:
         """Start everything."""
         tokenizer = load_tokenizer(args.ckpt)
         self.prompts = tuple(tuple(tokenizer.encode(text)) for text in args.prompt)
+        self.probe = self.prompts[:PROBE]
         sampling = SamplingParams(n_samples=args.samples, max_new_tokens=args.tokens)
         self.trainer = HFTrainEngine(args.ckpt, lr=lr, dtype=args.dtype)
         self.rollout = HFRolloutEngine(args.ckpt, sampling, dtype=args.dtype)
@@ -74,13 +78,13 @@ class Bench:
 
 def missed(bench: Bench, limit: GapLimit) -> tuple[list[str], int]:
     """Tensors of the rollout engine whose negation leaves the probe within the limit, and how many there are."""
-    expected: Scores = bench.trainer.score(bench.prompts, 1.0)
+    expected: Scores = bench.trainer.score(bench.probe, 1.0)
     model = bench.rollout._ready_model()
     names: list[str] = []
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
         parameter.neg_()
-        if limit.admits(LogprobGap.between(expected, bench.rollout.score(bench.prompts, 1.0))):
+        if limit.admits(LogprobGap.between(expected, bench.rollout.score(bench.probe, 1.0))):
             names.append(name)
         parameter.neg_()
     return names, len(parameters)
@@ -102,8 +106,8 @@ def costs(bench: Bench, repeats: int) -> list[tuple[str, float]]:
     samples = [(*p, *g[0].tokens[:RESCORED_TOKENS]) for p, g in zip(bench.prompts, bench.batch.groups, strict=True)]
     request, sequences = RolloutRequest(0, bench.prompts, 0), bench.sequences()
     return [
-        ("probe, trainer (each export)", ms(lambda: bench.trainer.score(bench.prompts, 1.0), repeats)),
-        ("probe, engine (each load)", ms(lambda: bench.rollout.score(bench.prompts, 1.0), repeats)),
+        ("probe, trainer (each export)", ms(lambda: bench.trainer.score(bench.probe, 1.0), repeats)),
+        ("probe, engine (each load)", ms(lambda: bench.rollout.score(bench.probe, 1.0), repeats)),
         ("rescoring (each batch)", ms(lambda: bench.rollout.score(samples[:RESCORED_SAMPLES], 1.0), repeats)),
         ("export + load", ms(lambda: bench.rollout.load_weights(bench.trainer.export(0)), repeats)),
         ("generation", ms(lambda: bench.rollout.generate(request), repeats)),
@@ -117,10 +121,10 @@ def main() -> None:
     parser.add_argument("--ckpt", required=True, help="model folder")
     parser.add_argument("--dtype", default="float32", choices=sorted(MAX_LOGPROB_GAP))
     parser.add_argument("--lr", type=float, nargs="*", default=[1e-6], help="for the step that one engine lacks")
-    parser.add_argument("--prompt", nargs="*", default=PROMPTS, help="probe prompts")
-    parser.add_argument("--samples", type=int, default=4, help="completions of each (default: 4)")
-    parser.add_argument("--tokens", type=int, default=32, help="longest completion (default: 32)")
-    parser.add_argument("--repeats", type=int, default=5, help="timed calls (default: 5)")
+    parser.add_argument("--prompt", nargs="*", default=PROMPTS, help="prompts, of which the first 4 are the probe")
+    parser.add_argument("--samples", type=int, default=16, help="completions of each (default: 16)")
+    parser.add_argument("--tokens", type=int, default=5, help="longest completion (default: 5)")
+    parser.add_argument("--repeats", type=int, default=20, help="timed calls (default: 20)")
     parser.add_argument("--skip-tensors", action="store_true", help="negate none: that takes a pass for each")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -129,7 +133,7 @@ def main() -> None:
     for index, lr in enumerate(args.lr):
         bench = Bench(args, lr)
         if index == 0:
-            probe = LogprobGap.between(bench.trainer.score(bench.prompts, 1.0), bench.rollout.score(bench.prompts, 1.0))
+            probe = LogprobGap.between(bench.trainer.score(bench.probe, 1.0), bench.rollout.score(bench.probe, 1.0))
             print(f"same weights, probe      {probe}")
             print(f"same weights, samples    {bench.gap()}")
             if not args.skip_tensors:

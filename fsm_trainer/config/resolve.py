@@ -9,7 +9,7 @@ from fsm_trainer.config.train_config import TrainConfig
 
 _PATHS = ("ckpt", "dataset_path", "dataset_loader_fn", "reward_fn_path", "output_dir", "save_path")
 
-MAX_LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 0.1}
+MAX_LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 0.2}
 """Largest mean gap that each type's rounding explains, with room to spare; docs/mismatch.md says from what."""
 
 

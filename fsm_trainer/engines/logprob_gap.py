@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SINGLE_PER_MEAN = 50.0
+SINGLE_PER_MEAN = 25.0
 """How much more than the mean one token may be off: rounding has a heavy tail, above all on unlikely tokens."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,15 @@ def test_resolved_configuration_survives_its_json() -> None:
         config = resolve(given, 2)
         assert TrainConfig.from_json(config.to_json()) == config
         assert resolve(config, 2) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [({}, 1e-3), ({"dtype": "bfloat16"}, 0.2), ({"dtype": "bfloat16", "max_logprob_gap": 0.5}, 0.5)],
+)
+def test_the_limit_of_the_logprob_gap_follows_the_dtype_unless_given(given: dict[str, Any], limit: float) -> None:
+    assert resolve(TrainConfig(**given), 0).max_logprob_gap == limit
+    assert resolve(TrainConfig(max_logprob_gap=0), 0).max_logprob_gap == 0, "0 switches the check off"
 
 
 def test_next_free_folder_follows_the_highest() -> None:

@@ -33,9 +33,9 @@ def test_other_shapes_are_no_gap():
 @pytest.mark.parametrize(
     ("gap", "fits"),
     [
-        (LogprobGap(100, 10.0, 0.0, 5.0), True),
-        (LogprobGap(100, 10.5, 0.0, 5.0), False),
-        (LogprobGap(100, 10.0, 0.0, 5.5), False),
+        (LogprobGap(100, 10.0, 0.0, 2.5), True),
+        (LogprobGap(100, 10.5, 0.0, 2.5), False),
+        (LogprobGap(100, 10.0, 0.0, 2.6), False),
         (LogprobGap(2, math.nan, 0.0, 0.1), False),
         (LogprobGap.between([(math.nan, -1.0)], [(-1.0, -1.0)]), False),
         (LogprobGap.between([(-math.inf,)], [(-1.0,)]), False),
