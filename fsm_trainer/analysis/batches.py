@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fsm_trainer.analysis.source import Floats, Ints, Mask, Rows, Run, Source, nullable
-from fsm_trainer.analysis.timing import Steps, operations_of
+from fsm_trainer.analysis.source import Floats, Ints, Mask, Pick, Rows, Run, Source, nullable
+from fsm_trainer.analysis.timing import OPERATIONS, STEPS, Steps, operations_of
 
-_COLUMNS = [
+_COLUMNS = (
     *("seq", "t_ns", "machine", "entity", "trigger", "dest", "batch_id", "engine", "tokens", "reason"),
     *("rollout_version_first", "rollout_version_last"),
-]
-KINDS = ("transition", "version", "sync", "command", "input")
+)
+_STAGES = Pick(_COLUMNS, ("transition",), (("machine", ("rollout", "batch", "trainer")),))
+PICKS = (_STAGES, STEPS, *OPERATIONS)
 """What a frame of batches needs of a log."""
 _ENDS = ("trained", "dropped", "failed", "cancelled")
 _OPERATIONS = {"generate": "generate_op_s", "reward": "reward_op_s", "train": "train_op_s"}
@@ -29,7 +30,7 @@ def batches_frame(run: Run | Source) -> pd.DataFrame:
     `staleness_in_flight` and `staleness_in_queue`. All columns are in `fsm_trainer.analysis.COLUMNS`. ValueError if
     there is no log to read.
     """
-    source = Source.of(run, KINDS)
+    source = Source.of(run, PICKS)
     stages = _Stages.of(source)
     steps = Steps.of(source)
     frame: pd.DataFrame = stages.frame()
@@ -52,7 +53,7 @@ class _Stages:
 
     @classmethod
     def of(cls, source: Source) -> _Stages:
-        rows = source.rows(_COLUMNS, ["transition"], machine=["rollout", "batch", "trainer"])
+        rows = source.take(_STAGES)
         admitted = rows.where(rows.equal(machine="rollout", trigger="admit"))
         return cls(rows, np.unique(admitted.ints("batch_id")))
 

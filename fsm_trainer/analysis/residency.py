@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from fsm_trainer.analysis.source import NS, Floats, Run, Source
-from fsm_trainer.analysis.timing import spans_of
+from fsm_trainer.analysis.timing import MACHINES, moves_of, spans_of
 
 _KEYS = ["machine", "entity", "state", "cause"]
 
@@ -21,7 +21,7 @@ def residency_frame(run: Run | Source, window_s: float | None = None) -> pd.Data
     """
     if window_s is not None and not window_s > 0:
         raise ValueError(f"window_s is {window_s}, expected seconds above 0")
-    source = Source.of(run, ("transition", "wait"))
+    source = Source.of(run, (moves_of(*MACHINES),))
     length = (source.end_ns - source.start_ns) / NS
     width = length if window_s is None or window_s > length else window_s
     spans = _cut(spans_of(source), width or 1.0, length)

@@ -6,10 +6,10 @@ memory taken is that of what is needed; pandas never sees the rest. Nothing here
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fsm_trainer.eventlog.reader import EventLog, read_log
+from fsm_trainer.eventlog.schema import SCHEMA
 
 Run = str | Path | EventLog | pd.DataFrame
 """A run directory or log file, a log that `read_log` read, or the events that `load_events` loaded."""
@@ -28,69 +29,88 @@ Mask = npt.NDArray[np.bool_]
 NS = 1e9
 
 
-_TEXTS = ("kind", "machine", "entity", "trigger", "source", "dest", "reason")
-_COLUMNS = (
-    *("seq", "t_ns", *_TEXTS, "cause_seq", "batch_id", "engine", "rollout_version_first", "rollout_version_last"),
-    *("train_version", "tokens", "started_ns", "finished_ns", "value", "numerator", "denominator"),
-)
-"""All that the frames look at."""
+class Pick(NamedTuple):
+    """Some columns of the rows of some kinds, and, if `among` says so, only of those with one of the values given."""
+
+    columns: tuple[str, ...]
+    kinds: tuple[str, ...]
+    among: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def names(self) -> set[str]:
+        """All columns that it looks at."""
+        return {*self.columns, "kind", *(name for name, _ in self.among)}
+
+    def of(self, table: pa.Table) -> pa.Table:
+        """The rows of a table that has these columns, in order."""
+        mask = pc.is_in(table["kind"], value_set=pa.array(self.kinds))
+        for name, values in self.among:
+            mask = pc.and_(mask, pc.is_in(table[name], value_set=pa.array(values)))
+        return table.select(list(self.columns)).filter(mask)
 
 
-class _Picked:
-    """Keeps the rows of some kinds, texts as dictionaries, and the moments of the first and the last row of all."""
+class _Picker:
+    """Makes some picks of a log while it is read, a stretch at a time, with texts as dictionaries."""
 
-    def __init__(self, kinds: Sequence[str]) -> None:
-        self._kinds = pa.array(kinds)
-        self.start_ns = self.end_ns = 0
-        self._begun = False
+    def __init__(self, picks: Sequence[Pick]) -> None:
+        self.parts: dict[Pick, list[pa.Table]] = {pick: [] for pick in picks}
+        self.moments: list[int] = []
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Take a stretch of the log."""
+        """Take a stretch; nothing else of it is kept."""
         if table.num_rows:
-            self.end_ns = table["t_ns"][-1].as_py()
-            self.start_ns = self.start_ns if self._begun else table["t_ns"][0].as_py()
-            self._begun = True
-        table = table.filter(pc.is_in(table["kind"], value_set=self._kinds))
-        # Every batch has its own name, which its number says already.
-        of_batch = pc.equal(table["machine"], "batch")
-        named = pc.if_else(pc.fill_null(of_batch, False), pa.scalar(None, pa.utf8()), table["entity"])
-        table = table.set_column(table.column_names.index("entity"), "entity", named)
-        for name in _TEXTS:
-            table = table.set_column(table.column_names.index(name), name, table[name].dictionary_encode())
-        return table.combine_chunks()
+            self.moments[1:] = [table["t_ns"][-1].as_py()]
+            self.moments = self.moments if len(self.moments) == 2 else [table["t_ns"][0].as_py(), *self.moments]
+        table = _with_all_columns(table)
+        for pick, parts in self.parts.items():
+            parts.append(_encoded(pick.of(table)))
+        return table.slice(0, 0)
+
+    def tables(self) -> dict[Pick, pa.Table]:
+        """What was picked."""
+        whole = {pick: pa.concat_tables(parts).unify_dictionaries() for pick, parts in self.parts.items()}
+        return {pick: table.combine_chunks() for pick, table in whole.items()}
 
 
 @dataclass(frozen=True)
 class Source:
     """The rows of one log. `start_ns` and `end_ns` are the moments of its first and its last row."""
 
-    table: pa.Table
+    table: pa.Table | None
+    """All rows; None if only `picked` were read."""
     start_ns: int
     end_ns: int
+    picked: Mapping[Pick, pa.Table] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: Run | Source, kinds: Sequence[str] | None = None) -> Source:
-        """The rows of a run; of a file only those of `kinds`, if given. ValueError if it is no run, or no log's."""
+    def of(cls, run: Run | Source, picks: Sequence[Pick] = ()) -> Source:
+        """The rows of a run; of a file only these picks, if any are given. ValueError if it is no run."""
         if isinstance(run, Source):
             return run
-        if isinstance(run, str | Path) and kinds is not None:
-            picked = _Picked(kinds)
-            table = read_log(run, columns=_COLUMNS, take=picked).table.unify_dictionaries()
-            return cls(table, picked.start_ns, picked.end_ns)
+        if isinstance(run, str | Path) and picks:
+            return cls._of_file(run, picks)
         if isinstance(run, str | Path):
             run = read_log(run)
         table = _table_of(run) if isinstance(run, pd.DataFrame) else run.table
         moments = table["t_ns"]
-        if not len(moments):
-            return cls(table, 0, 0)
-        return cls(table, moments[0].as_py(), moments[-1].as_py())
+        return cls(table, moments[0].as_py(), moments[-1].as_py()) if len(moments) else cls(table, 0, 0)
 
-    def rows(self, columns: Sequence[str], kinds: Sequence[str], **among: Sequence[str]) -> Rows:
-        """The rows of these kinds in which the columns of `among` hold one of their values, in order."""
-        mask = pc.is_in(self.table["kind"], value_set=pa.array(kinds))
-        for name, values in among.items():
-            mask = pc.and_(mask, pc.is_in(self.table[name], value_set=pa.array(values)))
-        return Rows(self.table.select(list(columns)).filter(mask).combine_chunks(), self.start_ns)
+    @classmethod
+    def _of_file(cls, run: str | Path, picks: Sequence[Pick]) -> Source:
+        picker = _Picker(picks)
+        read_log(run, columns=["t_ns", *set().union(*(pick.names for pick in picks))], take=picker)
+        start_ns, end_ns = (picker.moments[0], picker.moments[-1]) if picker.moments else (0, 0)
+        return cls(None, start_ns, end_ns, picker.tables())
+
+    def take(self, pick: Pick) -> Rows:
+        """The rows of a pick."""
+        if self.table is None:
+            return Rows(self.picked[pick], self.start_ns)
+        return Rows(pick.of(self.table).combine_chunks(), self.start_ns)
+
+    def rows(self, columns: Sequence[str], kinds: Sequence[str]) -> Rows:
+        """The rows of some kinds, of a source that has all."""
+        return self.take(Pick(tuple(columns), tuple(kinds)))
 
 
 @dataclass(frozen=True)
@@ -114,6 +134,10 @@ class Rows:
         for name, value in wanted.items():
             mask &= _numpy(pc.fill_null(pc.equal(self.table[name], value), False))
         return mask
+
+    def among(self, name: str, values: Sequence[str]) -> Mask:
+        """Where the column holds one of these values."""
+        return np.asarray(_numpy(pc.is_in(self.table[name], value_set=pa.array(values))), dtype=bool)
 
     def present(self, name: str) -> Mask:
         """Where the column is not null."""
@@ -152,6 +176,25 @@ def nullable(values: Ints | Floats, known: Mask) -> pd.Series:
     whole = np.where(known, values, 0).astype(np.int64)
     values_or_na: pd.Series = pd.Series(pd.arrays.IntegerArray(whole, ~known))
     return values_or_na
+
+
+def _with_all_columns(table: pa.Table) -> pa.Table:
+    """The table with the columns that an older minor schema lacks, as nulls; and without the names of batches, each of
+    which has its own, which its number says already.
+    """
+    for field_ in SCHEMA:
+        if field_.name not in table.column_names:
+            table = table.append_column(field_, pa.nulls(table.num_rows, field_.type))
+    of_batch = pc.fill_null(pc.equal(table["machine"], "batch"), False)
+    named = pc.if_else(of_batch, pa.scalar(None, pa.utf8()), table["entity"])
+    return table.set_column(table.column_names.index("entity"), "entity", named)
+
+
+def _encoded(table: pa.Table) -> pa.Table:
+    for number, column in enumerate(table.schema):
+        if column.type == pa.utf8():
+            table = table.set_column(number, column.name, table.column(number).dictionary_encode())
+    return table.combine_chunks()
 
 
 def _table_of(frame: pd.DataFrame) -> pa.Table:

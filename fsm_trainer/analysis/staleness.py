@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from fsm_trainer.analysis.batches import KINDS, batches_frame
+from fsm_trainer.analysis.batches import PICKS, batches_frame
 from fsm_trainer.analysis.source import Run, Source
-from fsm_trainer.analysis.steps import metrics_wide
+from fsm_trainer.analysis.steps import METRICS, metrics_wide
 from fsm_trainer.analysis.timing import Steps
 
 EFFECTS = (
@@ -44,7 +44,7 @@ def staleness_frame(run: Run | Source) -> pd.DataFrame:
     nan of a batch that gave none, and where the run did not log one. All columns are in `fsm_trainer.analysis.COLUMNS`.
     ValueError if there is no log to read.
     """
-    source = Source.of(run, (*KINDS, "metric"))
+    source = Source.of(run, (*PICKS, METRICS))
     batches = batches_frame(source)
     consumed: pd.DataFrame = batches[batches["consumed_at_s"].notna()][_OF_BATCH].sort_values(
         ["consumed_at_s", "batch_id"], kind="stable", ignore_index=True

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from fsm_trainer.analysis.batches import KINDS, batches_frame
-from fsm_trainer.analysis.source import Run, Source
-from fsm_trainer.analysis.timing import Steps, spans_of
+from fsm_trainer.analysis.batches import PICKS, batches_frame
+from fsm_trainer.analysis.source import Pick, Run, Source
+from fsm_trainer.analysis.timing import Steps, moves_of, spans_of
 
 TRAINER_STATES = ("training", "syncing", "saving", "checking", "waiting")
 TRAINER_CAUSES = (
@@ -21,6 +21,8 @@ TRAINER_CAUSES = (
     "stopping",
 )
 """Causes of the trainer's waits, each with a column of its own."""
+METRICS = Pick(("reason", "value", "train_version"), ("metric",))
+_WHO = ("trainer", "run")
 _OF_BATCH = [
     "rollout_version_first",
     "staleness",
@@ -43,7 +45,7 @@ def steps_frame(run: Run | Source) -> pd.DataFrame:
     `waiting_s`; `waiting_s` is the sum of the `waiting_CAUSE_s`. A metric with the name of another column is named
     `NAME_metric`. All columns are in `fsm_trainer.analysis.COLUMNS`. ValueError if there is no log to read.
     """
-    source = Source.of(run, (*KINDS, "wait", "metric"))
+    source = Source.of(run, (*PICKS, METRICS, moves_of(*_WHO)))
     steps = Steps.of(source)
     frame = pd.DataFrame({"step": steps.version, "batch_id": steps.batch_id, "stepped_at_s": steps.time_s})
     times = _trainer_times(source, steps)
@@ -58,7 +60,7 @@ def steps_frame(run: Run | Source) -> pd.DataFrame:
 
 def metrics_wide(source: Source, versions: np.ndarray) -> pd.DataFrame:
     """The metrics logged at these train versions, a column each, in the order of their first row; nan where none."""
-    rows = source.rows(["reason", "value", "train_version"], ["metric"])
+    rows = source.take(METRICS)
     version, names = rows.ints("train_version"), rows.texts("reason")
     values, codes = rows.floats("value"), names.codes
     at = np.searchsorted(versions, version)
@@ -76,7 +78,7 @@ def metrics_wide(source: Source, versions: np.ndarray) -> pd.DataFrame:
 
 def _trainer_times(source: Source, steps: Steps) -> pd.DataFrame:
     """Seconds of the trainer in each state, and in waits for each cause, between one step and the next."""
-    spans = spans_of(source, ["trainer", "run"])
+    spans = spans_of(source, _WHO)
     up = spans[(spans["machine"] == "run") & (spans["state"] == "running")]["start_s"]
     begin = float(up.iloc[0]) if len(up) else 0.0
     trainer = spans[spans["machine"] == "trainer"]

@@ -6,8 +6,12 @@ import numpy as np
 import pandas as pd
 
 from fsm_trainer.analysis.columns import COLUMNS
-from fsm_trainer.analysis.source import Rows, Run, Source, nullable
-from fsm_trainer.analysis.timing import Steps, operations_of
+from fsm_trainer.analysis.source import Pick, Rows, Run, Source, nullable
+from fsm_trainer.analysis.timing import ISSUED, OPERATIONS, STEPS, Steps, operations_of
+
+_MOVES = Pick(
+    ("seq", "t_ns", "trigger", "engine", "rollout_version_last"), ("transition",), (("machine", ("engine",)),)
+)
 
 
 def sync_frame(run: Run | Source) -> pd.DataFrame:
@@ -18,10 +22,8 @@ def sync_frame(run: Run | Source) -> pd.DataFrame:
     Publications of unchanged weights are aliases, and no rows. All columns are in `fsm_trainer.analysis.COLUMNS`.
     ValueError if there is no log to read.
     """
-    source = Source.of(run, ("transition", "version", "sync", "command", "input"))
-    moves = source.rows(
-        ["seq", "t_ns", "trigger", "engine", "rollout_version_last"], ["transition"], machine=["engine"]
-    )
+    source = Source.of(run, (_MOVES, STEPS, *OPERATIONS))
+    moves = source.take(_MOVES)
     engines = np.unique(moves.ints("engine"))
     grid = _publications(source).merge(pd.DataFrame({"engine": engines[engines >= 0]}), how="cross")
     frame = grid.merge(_loads(source, moves), on=["version", "engine"], how="left")
@@ -35,7 +37,7 @@ def sync_frame(run: Run | Source) -> pd.DataFrame:
 
 def _publications(source: Source) -> pd.DataFrame:
     """Each export: when it was due, when the snapshot was there, and what the export took."""
-    rows = source.rows(["t_ns", "trigger", "train_version"], ["sync"])
+    rows = source.take(STEPS)
     due, there = rows.where(rows.equal(trigger="due")), rows.where(rows.equal(trigger="exported"))
     exports = operations_of(source, ["export"])
     spent = exports[~exports["failed"]].groupby("version")["duration_s"].last()
@@ -85,7 +87,8 @@ def _versions_before(engine: np.ndarray, version: np.ndarray) -> np.ndarray:
 
 def _load_times(source: Source, load_seq: np.ndarray) -> np.ndarray:
     """What each load took; nan if it did not end. Its command is the first after its transition."""
-    issued = source.rows(["seq"], ["command"], trigger=["load_weights"]).ints("seq")
+    commands = source.take(ISSUED)
+    issued = commands.where(commands.equal(trigger="load_weights")).ints("seq")
     done = operations_of(source, ["load_weights"])
     spent = pd.Series(done["duration_s"].to_numpy(), index=done["op"].to_numpy())
     command = issued[np.minimum(np.searchsorted(issued, load_seq), max(len(issued) - 1, 0))] if len(issued) else issued

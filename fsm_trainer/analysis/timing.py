@@ -8,9 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fsm_trainer.analysis.source import NS, Floats, Ints, Rows, Source
+from fsm_trainer.analysis.source import NS, Floats, Ints, Pick, Rows, Source
 
-_MOVED = ("transition", "wait")
+STEPS = Pick(("seq", "t_ns", "trigger", "train_version", "batch_id"), ("version", "sync"))
+ISSUED = Pick(("seq", "trigger", "batch_id", "engine", "train_version"), ("command",))
+ENDED = Pick(("t_ns", "trigger", "cause_seq", "started_ns", "finished_ns"), ("input",))
+OPERATIONS = (ISSUED, ENDED)
+MACHINES = ("run", "trainer", "rollout", "engine")
+
+
+def moves_of(*machines: str) -> Pick:
+    """What `spans_of` needs to know of these machines."""
+    columns = ("t_ns", "kind", "machine", "entity", "source", "dest", "reason")
+    return Pick(columns, ("transition", "wait"), (("machine", machines),))
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,7 @@ class Steps:
     @classmethod
     def of(cls, source: Source) -> Steps:
         """Those of a log. Without one, `first` is the version that was published."""
-        rows = source.rows(["seq", "t_ns", "trigger", "train_version", "batch_id"], ["version", "sync"])
+        rows = source.take(STEPS)
         steps = rows.where(rows.equal(trigger="step"))
         published = rows.where(rows.equal(trigger="due")).ints("train_version")
         version = steps.ints("train_version")
@@ -48,8 +58,9 @@ def operations_of(source: Source, commands: Sequence[str]) -> pd.DataFrame:
     Columns: `op` (seq of its command), `command`, `batch_id`, `engine`, `version` (-1 if it has none), `failed`,
     `ended_s` (when the loop took its end) and `duration_s` (what the worker thread spent; nan if it was not told).
     """
-    issued = source.rows(["seq", "trigger", "batch_id", "engine", "train_version"], ["command"], trigger=list(commands))
-    ends = source.rows(["t_ns", "trigger", "cause_seq", "started_ns", "finished_ns"], ["input"])
+    issued = source.take(ISSUED)
+    issued = issued.where(issued.among("trigger", commands))
+    ends = source.take(ENDED)
     seq = issued.ints("seq")
     cause = ends.ints("cause_seq")
     at = np.searchsorted(seq, cause)
@@ -73,14 +84,13 @@ def operations_of(source: Source, commands: Sequence[str]) -> pd.DataFrame:
     return found
 
 
-def spans_of(source: Source, machines: Sequence[str] = ("run", "trainer", "rollout", "engine")) -> pd.DataFrame:
+def spans_of(source: Source, machines: Sequence[str] = MACHINES) -> pd.DataFrame:
     """What each of these machines did when, from the log's first moment to its last, without gap or overlap.
 
     Columns: `machine`, `entity`, `state` and `cause` (categories; `cause` null outside waits), `start_s` and `end_s`
     in seconds since the first row; by entity, then in order.
     """
-    columns = ["t_ns", "kind", "machine", "entity", "source", "dest", "reason"]
-    rows = source.rows(columns, _MOVED, machine=list(machines))
+    rows = source.take(moves_of(*machines))
     moved = rows.equal(kind="transition")
     states = _one_of(moved, rows, "dest", "source")
     cause = rows.texts("reason")
