@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from fsm_trainer.analysis.summary import summarize
+from fsm_trainer.analysis.summary import summarize, summarize_log
 from fsm_trainer.core.events import RecordKind
 from fsm_trainer.eventlog.compact import same_rows
 from fsm_trainer.eventlog.layout import later_segments
@@ -33,6 +33,7 @@ def test_a_golden_log_is_read_and_verified(run: Path) -> None:
     assert result.decisions > 4 * result.inputs > 0
     summary = summarize(run)
     assert summary.outcome == OUTCOMES.get(run.name, "completed")
+    assert summary == summarize_log(read_log(run)), "it reads all the columns that it needs"
     assert summary.events == result.inputs + result.decisions + result.metrics
 
 
