@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
+import numpy as np
 
-from fsm_trainer.analysis.frames import events_frame, rows_of
-from fsm_trainer.analysis.overlap import NS
+from fsm_trainer.analysis.source import NS, Source
 from fsm_trainer.analysis.summary import Summary, summarize_log
 from fsm_trainer.eventlog.reader import EventLog
 
@@ -49,11 +48,9 @@ def figures(log: EventLog) -> dict[str, float | int | str | None]:
 
 def final_reward(log: EventLog) -> float | None:
     """Mean of `reward_mean` over the last tenth of the steps, at least one; None if the run logged no reward."""
-    metrics = rows_of(events_frame(log), "metric", reason="reward_mean")["value"].dropna()
-    if metrics.empty:
-        return None
-    last: pd.Series = metrics.tail(max(1, round(len(metrics) * _LAST_SHARE)))
-    return float(last.mean())
+    values = Source.of(log).rows(["value"], ["metric"], reason=["reward_mean"]).floats("value")
+    values = values[~np.isnan(values)]
+    return float(values[-max(1, round(len(values) * _LAST_SHARE)) :].mean()) if len(values) else None
 
 
 def compare_settings(one: EventLog, other: EventLog) -> dict[str, Pair]:
