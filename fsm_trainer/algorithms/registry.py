@@ -38,8 +38,6 @@ class AlgorithmSpec:
     correction: Correction = "none"
     dynamic_sampling: bool = False
     """Groups without spread make room for spare ones."""
-    overlong_shaping: bool = False
-    """Completions are punished for coming close to the longest allowed."""
     loss: str | Callable[..., object] = POLICY_LOSS
     """The loss (see `losses.LossFn`), or where it is, as "module:function"."""
     asynchronous: bool = False
@@ -120,8 +118,7 @@ _PRESETS = (
         name="dapo",
         clip_high=0.28,
         dynamic_sampling=True,
-        overlong_shaping=True,
-        description="GRPO with clip-higher, token mean, dynamic sampling and overlong shaping (Yu et al. 2025)",
+        description="GRPO with clip-higher, token mean and dynamic sampling (Yu et al. 2025)",
     ),
 )
 for _spec in _PRESETS:

@@ -9,7 +9,7 @@ import platform
 from fsm_trainer.config.devices import parse_devices
 from fsm_trainer.config.errors import flag
 from fsm_trainer.config.groups import GROUPS
-from fsm_trainer.config.objective_settings import make_objective, overlong_buffer
+from fsm_trainer.config.objective_settings import make_objective
 from fsm_trainer.config.preflight import Inputs, plan_warnings
 from fsm_trainer.config.train_config import TrainConfig
 from fsm_trainer.core.config import SchedulerConfig
@@ -73,7 +73,7 @@ def _batch(config: TrainConfig) -> str:
 
 def _objective(config: TrainConfig) -> str:
     """The algorithm's own pieces, with the settings that change them."""
-    o, buffer = make_objective(config), overlong_buffer(config)
+    o, buffer = make_objective(config), config.overlong_buffer_tokens
     parts = [
         f"{o.surrogate} of the {o.ratio_level} ratio, {max(0.0, 1 - o.clip_low):g} to {1 + o.clip_high:g}",
         f"correction {o.correction}",

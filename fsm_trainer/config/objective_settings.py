@@ -57,8 +57,8 @@ class ObjectiveSettings(SettingsGroup):
     oversample_prompts: int | None = Field(
         None, ge=0, description="Spare prompts a batch generates to fill such gaps (default: half of --batch-size)"
     )
-    overlong_buffer_tokens: int | None = Field(
-        None, ge=0, description="Last tokens of --max-new-tokens that cost reward (0: none; dapo: a fifth of them)"
+    overlong_buffer_tokens: int = Field(
+        0, ge=0, description="Last tokens of --max-new-tokens that cost reward (0: none; DAPO's: a fifth of them)"
     )
     overlong_penalty: float = Field(1.0, gt=0, description="Reward lost by a completion of --max-new-tokens")
 
@@ -125,13 +125,6 @@ def spare_prompts(config: TrainConfig) -> int:
     return (config.batch_size + 1) // 2 if config.oversample_prompts is None else config.oversample_prompts
 
 
-def overlong_buffer(config: TrainConfig) -> int:
-    """Tokens before the longest completion allowed in which reward is lost; 0 for none."""
-    if config.overlong_buffer_tokens is not None:
-        return config.overlong_buffer_tokens
-    return config.max_new_tokens // 5 if get_algorithm(config.algo).overlong_shaping else 0
-
-
 def check_objective(config: TrainConfig) -> None:
     """Combinations that mean nothing; ValueError in one sentence."""
     if config.oversample_prompts and not samples_dynamically(config):
@@ -139,7 +132,7 @@ def check_objective(config: TrainConfig) -> None:
             f"--oversample-prompts {config.oversample_prompts} has no meaning without "
             f"--dynamic-sampling; give both or none"
         )
-    if config.overlong_buffer_tokens is not None and config.overlong_buffer_tokens >= config.max_new_tokens:
+    if config.overlong_buffer_tokens >= config.max_new_tokens:
         raise ValueError(
             f"--overlong-buffer-tokens is {config.overlong_buffer_tokens}, expected less than --max-new-tokens "
             f"{config.max_new_tokens}: it is the last part of it"

@@ -19,7 +19,6 @@ from fsm_trainer.config.check_rewards import GivenRewards
 from fsm_trainer.config.objective_settings import (
     make_advantage,
     make_objective,
-    overlong_buffer,
     samples_dynamically,
 )
 from fsm_trainer.config.preflight import Inputs, plan_warnings
@@ -157,7 +156,7 @@ class Trainer:
 
     def _operations(self, run: RunDirectory, clock: Clock, post: Callable[[Input], None]) -> RunOperations:
         config, inputs = self.config, self._inputs
-        buffer = overlong_buffer(config)
+        buffer = config.overlong_buffer_tokens
         scorer = Scorer(
             inputs.tokenizer,
             inputs.rewards.make_executor(config),

@@ -32,7 +32,7 @@ def test_the_presets_are_the_papers(name):
     expected = PRESETS[name]
     assert objective == Objective(**{**expected.__dict__, "constant_length": 64})
     assert preset.advantage is (mean_centred_advantages if name == "dr-grpo" else group_advantages)
-    assert (preset.dynamic_sampling, preset.overlong_shaping) == ((name == "dapo"),) * 2
+    assert preset.dynamic_sampling is (name == "dapo")
     assert preset.resolve_loss() is losses.policy_loss
 
 

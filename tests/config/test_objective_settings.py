@@ -13,7 +13,6 @@ from fsm_trainer.config import ConfigError, TrainConfig
 from fsm_trainer.config.objective_settings import (
     make_advantage,
     make_objective,
-    overlong_buffer,
     samples_dynamically,
     spare_prompts,
 )
@@ -30,7 +29,6 @@ def test_without_settings_it_is_the_preset(algo: str) -> None:
     assert make_advantage(config) is spec.advantage
     assert samples_dynamically(config) is algo.endswith("dapo")
     assert spare_prompts(config) == (3 if algo.endswith("dapo") else 0)
-    assert overlong_buffer(config) == (4 if algo.endswith("dapo") else 0)
     assert config.is_async is algo.startswith("async-")
 
 
@@ -83,11 +81,10 @@ def test_every_piece_has_a_setting() -> None:
     )
     assert make_advantage(config) is mean_centred_advantages
     assert make_advantage(build(algo="dr-grpo", advantage_std="group")) is group_advantages
-    assert (config.prompts_per_batch, config.rows_per_batch, overlong_buffer(config)) == (7, 40, 7)
+    assert (config.prompts_per_batch, config.rows_per_batch, config.overlong_buffer_tokens) == (7, 40, 7)
     capped = make_objective(build(offpolicy_correction="sequence-truncate", correction_cap=3))
     assert (capped.correction, capped.correction_cap) == ("sequence-truncate", 3.0)
-    off = build(algo="dapo", dynamic_sampling="false", overlong_buffer_tokens=0)
-    assert (off.prompts_per_batch, overlong_buffer(off)) == (5, 0)
+    assert build(algo="dapo", dynamic_sampling="false").prompts_per_batch == 5
 
 
 @pytest.mark.parametrize(
