@@ -21,11 +21,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from log_edits import edit_files
+
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Command, CommandKind
 from fsm_trainer.core.scheduler import Scheduler
 from fsm_trainer.eventlog.compact import compact, same_rows
-from fsm_trainer.eventlog.frame import END_OF_STREAM, read_frame
 from fsm_trainer.eventlog.layout import later_segments
 from fsm_trainer.eventlog.reader import EventLog, read_log
 from fsm_trainer.eventlog.recover import recover
@@ -128,104 +129,6 @@ def check_crashed(directory: Path, acknowledged: int) -> str:
     compact(directory)
     assert same_rows(read_log(directory).table, log.table)
     return "torn" if log.problem is not None else "clean"
-
-
-def edit_files(files: dict[str, bytes], rng: random.Random) -> str:
-    """Change the files of a log in one way, at random; returns which."""
-    how = rng.choice(sorted(_EDITS))
-    _EDITS[how](files, rng)
-    return how
-
-
-def _flip(files: dict[str, bytes], rng: random.Random) -> None:
-    name, data = _pick(files, rng)
-    at = rng.randrange(len(data))
-    files[name] = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
-
-
-def _zero(files: dict[str, bytes], rng: random.Random) -> None:
-    name, data = _pick(files, rng)
-    at, length = rng.randrange(len(data)), rng.choice([1, 8, 64, 512, 4096, 20_000])
-    files[name] = data[:at] + bytes(len(data[at : at + length])) + data[at + length :]
-
-
-def _noise(files: dict[str, bytes], rng: random.Random) -> None:
-    name, data = _pick(files, rng)
-    at, length = rng.randrange(len(data)), rng.choice([1, 8, 64, 512])
-    files[name] = data[:at] + rng.randbytes(len(data[at : at + length])) + data[at + length :]
-
-
-def _cut(files: dict[str, bytes], rng: random.Random) -> None:
-    name, data = _pick(files, rng)
-    files[name] = data[: rng.randrange(len(data))]
-
-
-def _append(files: dict[str, bytes], rng: random.Random) -> None:
-    name, data = _pick(files, rng)
-    files[name] = data + rng.choice([b"\0", END_OF_STREAM, data[-500:], rng.randbytes(100)])
-
-
-def _batches(files: dict[str, bytes], rng: random.Random, move: Callable[[list[bytes], int, int], None]) -> None:
-    """Move whole messages, each with its right checksum, within a file or between two."""
-    import pyarrow as pa
-
-    name, data = _pick(files, rng)
-    messages, at = [], 0
-    while (frame := read_frame(pa.py_buffer(data), at)) is not None:
-        messages.append(data[frame.start : frame.end])
-        at = frame.end
-    one, two = rng.sample(range(1, len(messages)), 2)
-    move(messages, one, two)
-    files[name] = b"".join(messages) + data[at:]
-
-
-def _swap_batches(files: dict[str, bytes], rng: random.Random) -> None:
-    def swap(messages: list[bytes], one: int, two: int) -> None:
-        messages[one], messages[two] = messages[two], messages[one]
-
-    _batches(files, rng, swap)
-
-
-def _double_batch(files: dict[str, bytes], rng: random.Random) -> None:
-    _batches(files, rng, lambda messages, one, two: messages.insert(two, messages[one]))
-
-
-def _drop_batch(files: dict[str, bytes], rng: random.Random) -> None:
-    _batches(files, rng, lambda messages, one, two: messages.__delitem__(one))
-
-
-def _swap_files(files: dict[str, bytes], rng: random.Random) -> None:
-    one, two = rng.sample(sorted(files), 2)
-    files[one], files[two] = files[two], files[one]
-
-
-def _double_file(files: dict[str, bytes], rng: random.Random) -> None:
-    one, two = rng.sample(sorted(files), 2)
-    files[one] = files[two]
-
-
-def _drop_file(files: dict[str, bytes], rng: random.Random) -> None:
-    del files[rng.choice(sorted(files))]
-
-
-def _pick(files: dict[str, bytes], rng: random.Random) -> tuple[str, bytes]:
-    name = rng.choice(sorted(files))
-    return name, files[name]
-
-
-_EDITS: dict[str, Callable[[dict[str, bytes], random.Random], None]] = {
-    "flip": _flip,
-    "zero": _zero,
-    "noise": _noise,
-    "cut": _cut,
-    "append": _append,
-    "swap batches": _swap_batches,
-    "double batch": _double_batch,
-    "drop batch": _drop_batch,
-    "swap files": _swap_files,
-    "double file": _double_file,
-    "drop file": _drop_file,
-}
 
 
 def check_edited(directory: Path, original: EventLog) -> str:
