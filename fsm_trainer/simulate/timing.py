@@ -22,13 +22,17 @@ class Timing:
     end_s: float | None
     """The run completed; None if it was broken off or is still going."""
 
-    def wall_s(self, steps: int, *, to_end: bool) -> float:
-        """Seconds to the end, or to the last step; of a run of `steps` steps, in which the rest went on as these did.
+    def first(self, steps: int) -> Timing:
+        """As far as so many steps."""
+        return Timing(self.served_s, self.steps_s[:steps], None)
+
+    def wall_s(self, steps: int, *, to_end: bool = True) -> float:
+        """Seconds to the end, or the last step if there is none; of so many steps, the rest of which went on as these.
 
         Start-up, the first steps and what follows the last step are counted once.
         """
         taken = len(self.steps_s)
-        tail = self.end_s - self.steps_s[-1] if to_end and self.end_s is not None else 0.0
+        tail = 0.0 if self.end_s is None or not to_end else self.end_s - self.steps_s[-1]
         if steps == taken:
             return self.steps_s[-1] + tail
         usual = (self.steps_s[-1] - self.steps_s[FILLING - 1]) / (taken - FILLING)

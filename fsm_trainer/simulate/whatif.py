@@ -18,7 +18,7 @@ from fsm_trainer.simulate.measured import Measured, Scaled, Thinned
 from fsm_trainer.simulate.recorded import Recorded, recorded
 from fsm_trainer.simulate.settings import Setting, grid
 from fsm_trainer.simulate.simulator import NO_DEADLINES, SimResult, SimulationError, simulate
-from fsm_trainer.simulate.timing import measure_timing
+from fsm_trainer.simulate.timing import Timing, measure_timing
 
 STEPS_IN_ALL = 25_000
 """Steps simulated for all settings together, about ten seconds."""
@@ -154,26 +154,28 @@ def whatif(
     if config is None:
         raise ValueError("records alone do not say how the run was configured; give its config as well")
     known = replace(known, config=config)
-    _check(known, config, str(run) if isinstance(run, (str, Path)) else "the log")
+    source = str(run) if isinstance(run, (str, Path)) else "the log"
+    _check(known, config, source)
     settings = grid(_start(Setting.of(config), axes), axes or {})
     most_steps = most_steps or min(MOST_STEPS, STEPS_IN_ALL // (1 + len(settings)))
     steps = min(known.steps, max(LEAST_STEPS, most_steps))
     scales = scales or Scales()
-    base = replace(config, max_steps=steps, first_version=0, first_batch=0, deadlines=NO_DEADLINES)
-    predictor = _Predictor(known, known.from_nothing(steps), base)
+    predictor = _Predictor(known, known.from_nothing(steps), steps, _base(config))
     self_check = predictor.predict(Setting.of(config), Scales())
+    if not self_check.ok:
+        raise ValueError(f"{source} cannot be predicted: even with its own setting, {self_check.problem}")
     predictions = []
     for done, setting in enumerate(settings, 1):
         predictions.append(predictor.predict(setting, scales))
         if progress is not None:
             progress(done, len(settings))
-    completed = known.timing.end_s is not None
+    completed = predictor.to_end
     return WhatIf(
         recorded=Setting.of(config),
         steps=known.steps,
         simulated_steps=steps,
         completed=completed,
-        actual_s=known.timing.wall_s(known.steps, to_end=completed),
+        actual_s=known.timing.wall_s(known.steps),
         self_check=self_check,
         predictions=tuple(predictions),
         scales=scales,
@@ -185,6 +187,12 @@ def _start(recorded_setting: Setting, axes: Mapping[str, Sequence[int | str]] | 
     """What holds where nothing is asked: what was recorded, or `fsm-train`'s defaults if that had no lead at all."""
     without_lead = recorded_setting.synchronous and recorded_setting.queue_size == 1
     return Setting() if axes and without_lead else recorded_setting
+
+
+def _base(config: SchedulerConfig) -> SchedulerConfig:
+    """The configuration as of a run that begins with version and batch 0, and in which nothing is ever late."""
+    left = None if config.max_steps is None else config.max_steps - config.first_version
+    return replace(config, max_steps=left, first_version=0, first_batch=0, deadlines=NO_DEADLINES)
 
 
 def _check(known: Recorded, config: SchedulerConfig, source: str) -> None:
@@ -200,12 +208,20 @@ def _check(known: Recorded, config: SchedulerConfig, source: str) -> None:
 class _Predictor:
     whole: Recorded
     part: Recorded
+    steps: int
+    """Steps simulated."""
     base: SchedulerConfig
+    """What all settings have in common."""
+
+    @property
+    def to_end(self) -> bool:
+        """The recorded run came to its end."""
+        return self.whole.timing.end_s is not None
 
     def predict(self, setting: Setting, scales: Scales) -> Prediction:
         """One setting; what is impossible is said in the prediction."""
         try:
-            config = setting.config(self.base)
+            config = self._config(setting)
             result = simulate(
                 config, durations=scales.apply(self.part.durations), faults=FaultPlan(self.part.faults), check=False
             )
@@ -213,13 +229,21 @@ class _Predictor:
             return Prediction(setting, problem=str(error))
         except SimulationError as error:
             return Prediction(setting, problem=f"it would never end: {error}")
-        if result.outcome != "completed":
-            return Prediction(setting, problem=f"it would fail: {result.error}")
-        return self._prediction(setting, result)
-
-    def _prediction(self, setting: Setting, result: SimResult) -> Prediction:
         timing = measure_timing(result.records)
-        wall = timing.wall_s(self.whole.steps, to_end=self.whole.timing.end_s is not None)
+        if timing.end_s is None and (self.to_end or len(timing.steps_s) < self.steps):
+            return Prediction(setting, problem=f"it would fail: {result.error}")
+        return self._prediction(setting, result, timing if self.to_end else timing.first(self.steps))
+
+    def _config(self, setting: Setting) -> SchedulerConfig:
+        """A recording that does not go to its end was to go on: generation does not stop short of its last step."""
+        config = setting.config(self.base)
+        if self.to_end:
+            return replace(config, max_steps=self.steps)
+        longer = self.steps + config.workers + config.queue_size + 1
+        return replace(config, max_steps=longer if config.max_steps is None else min(longer, config.max_steps))
+
+    def _prediction(self, setting: Setting, result: SimResult, timing: Timing) -> Prediction:
+        wall = timing.wall_s(self.whole.steps)
         last_step = timing.wall_s(self.whole.steps, to_end=False)
         staleness, shares = result.staleness, result.shares
         trained = sum(staleness.values())

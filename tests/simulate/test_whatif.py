@@ -146,6 +146,18 @@ def test_of_a_run_that_was_broken_off_times_are_to_the_last_step() -> None:
     assert found.self_error == pytest.approx(0.0, abs=1e-9)
 
 
+def test_a_run_that_failed_is_asked_for_the_steps_it_took() -> None:
+    """Greedy with two workers and nothing dropped fails at the first stale batch."""
+    config = replace(Setting("greedy", workers=2).config(BASE), drop_stale=False)
+    before = simulate(config, durations=HANDED, seed=5, check=False)
+    assert (before.outcome, before.steps) == ("failed", 2)
+    found = whatif(before.records, {"admission": ["paced", "greedy"]}, config=config)
+    assert (found.steps, found.completed, found.self_error) == (2, False, pytest.approx(0.0, abs=1e-9))
+    assert [p.ok for p in found.predictions] == [True, True]
+    with pytest.raises(ValueError, match="cannot be predicted: even with its own setting, it would fail"):
+        whatif(before.records, config=replace(config, max_staleness=0, workers=3))
+
+
 def test_the_error_that_is_stated_is_that_of_the_self_check() -> None:
     """Told a wrong configuration, the self-check is off by what that makes: 2 s a step for 1 s."""
     durations = Durations.of(rollout_s=1.0, train_s=1.0)
