@@ -48,7 +48,8 @@ def figures(log: EventLog) -> dict[str, float | int | str | None]:
 
 def final_reward(log: EventLog) -> float | None:
     """Mean of `reward_mean` over the last tenth of the steps, at least one; None if the run logged no reward."""
-    values = Source.of(log).rows(["value"], ["metric"], reason=["reward_mean"]).floats("value")
+    metrics = Source.of(log).rows(["reason", "value"], ["metric"])
+    values = metrics.where(metrics.equal(reason="reward_mean")).floats("value")
     values = values[~np.isnan(values)]
     return float(values[-max(1, round(len(values) * _LAST_SHARE)) :].mean()) if len(values) else None
 
