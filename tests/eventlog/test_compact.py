@@ -109,6 +109,27 @@ def test_an_interrupted_removal_is_finished(tmp_path: Path, make_rows: RowMaker)
         assert [path.name for path in tmp_path.iterdir()] == ["events.arrow"]
 
 
+def test_a_removal_that_fails_on_the_way_leaves_no_file_behind_for_good(
+    tmp_path: Path, make_rows: RowMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = write_segments(tmp_path / "events.arrows", make_rows(100))
+    for fails_at in reversed(files):
+
+        def unlink(path: Path, missing_ok: bool = False, fails_at: Path = fails_at) -> None:
+            if path == fails_at:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            if path.exists():
+                os.unlink(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", unlink)
+            with pytest.raises(ValueError, match="cannot compact"):
+                compact(tmp_path)
+        assert read_log(tmp_path).complete
+    compact(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["events.arrow"]
+
+
 def test_a_compacted_file_of_another_run_saves_the_stream(run: Path, rows: list[Record], tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     write_log(tmp_path / "other" / "events.arrows", [row._replace(t_ns=1) for row in rows], METADATA)
