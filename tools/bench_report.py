@@ -23,7 +23,7 @@ COMMANDS = {"report": "report.html", "timeline": "trace.json.gz"}
 
 
 def measure(run: Path, command: str) -> dict[str, float]:
-    """Run the command on a log in a process of its own: seconds, MiB of memory at most, MB written, MB of data."""
+    """Run the command on a log in a process of its own: seconds, memory, MB written, MB of data in it."""
     output = run / COMMANDS[command]
     arguments = [command, str(run), "-o", str(output)]
     script = f"import sys; from fsm_trainer.cli.replay import main; sys.exit(main({arguments!r}))"
@@ -37,7 +37,8 @@ def measure(run: Path, command: str) -> dict[str, float]:
     data = (
         len(output.read_text(encoding="utf-8").split('id="charts">')[1].split("<")[0]) if command == "report" else size
     )
-    return {"seconds": seconds, "peak_mib": peak, "mb": size / 1e6, "data_mb": data / 1e6}
+    cpu = usage.ru_utime + usage.ru_stime
+    return {"seconds": seconds, "cpu_s": cpu, "peak_mib": peak, "mb": size / 1e6, "data_mb": data / 1e6}
 
 
 def main() -> None:
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
     args = parser.parse_args()
     if not args.json:
-        print("   steps   log MB command    seconds  peak MiB  file MB of it data")
+        print("   steps   log MB command    seconds  cpu s  peak MiB  file MB of it data")
     for steps in sorted(args.steps):
         with tempfile.TemporaryDirectory() as folder:
             log = make_log(Path(folder), steps * EVENTS_PER_STEP)
@@ -59,8 +60,8 @@ def main() -> None:
 
 
 def _line(found: dict[str, float | str]) -> str:
-    form = "{steps:>8} {log_mb:>8.1f} {command:<9} {seconds:>8.1f} {peak_mib:>9.0f} {mb:>8.2f} {data_mb:>10.3f}"
-    return form.format(**found)
+    head = "{steps:>8} {log_mb:>8.1f} {command:<9} {seconds:>8.1f} {cpu_s:>6.1f}".format(**found)
+    return head + " {peak_mib:>9.0f} {mb:>8.2f} {data_mb:>10.3f}".format(**found)
 
 
 if __name__ == "__main__":
