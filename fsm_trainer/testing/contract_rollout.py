@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from fsm_trainer.engines.base import Rollout, RolloutEngine, RolloutRequest, SamplingParams, Snapshot
+from fsm_trainer.engines.logprob_gap import GapLimit, LogprobGap
 
 PROMPTS = ((5, 6, 7, 8), (9,), (10, 11))
 POLL_S = 0.005
+SCORES = GapLimit(0.2)
+"""Wide enough for bfloat16."""
 
 
 class RolloutContract:
@@ -43,6 +46,7 @@ class RolloutContract:
             self.groups_follow_the_prompts,
             self.tokens_and_logprobs_align,
             self.same_seed_same_samples,
+            self.scores_agree_with_its_samples,
             self.abort_is_a_no_op_when_idle,
             self.close_leaves_no_thread,
         ]
@@ -99,6 +103,21 @@ class RolloutContract:
             engine.load_weights(self._publish(0))
             seen = {engine.generate(replace(self._request, seed=seed)).groups for seed in range(5)}
         assert len(seen) > 1, "five seeds gave the same samples"
+
+    def scores_agree_with_its_samples(self) -> None:
+        """`score` gives the tokens of a sample the logprobs that `generate` recorded, or None throughout."""
+        with self._engine(self._factory) as engine:
+            engine.load_weights(self._publish(0))
+            groups = engine.generate(self._request).groups
+            rows = [(p, s) for p, group in zip(self._request.prompts, groups, strict=True) for s in group]
+            scores = engine.score([(*p, *s.tokens) for p, s in rows], self._sampling.temperature or 1.0)
+        if scores is None:
+            return
+        lengths = [len(p) + len(s.tokens) - 1 for p, s in rows]
+        assert [len(values) for values in scores] == lengths, "score gives every token but the first a number"
+        own = [values[len(p) - 1 :] for (p, _), values in zip(rows, scores, strict=True)]
+        gap = LogprobGap.between(own, [s.logprobs for _, s in rows])
+        assert SCORES.admits(gap), f"scores and recorded logprobs: {gap}, expected at most {SCORES}"
 
     def abort_is_a_no_op_when_idle(self) -> None:
         """`abort` before a generation does not touch it."""

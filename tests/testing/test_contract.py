@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fsm_trainer.core.batch import TrainSequence
-from fsm_trainer.engines.base import Rollout, RolloutRequest, SamplingParams, Snapshot, TrainResult
+from fsm_trainer.engines.base import Rollout, RolloutRequest, SamplingParams, Scores, Snapshot, TrainResult
 from fsm_trainer.engines.logprob_gap import GapLimit
 from fsm_trainer.testing import (
     Check,
@@ -66,7 +66,7 @@ def test_the_fake_train_engine(check: Check) -> None:
 
 def test_checks_say_what_they_promise() -> None:
     checks = fake_rollout_checks()
-    assert len({check.name for check in checks}) == len(checks) == 9
+    assert len({check.name for check in checks}) == len(checks) == 10
     assert all(check.promise.endswith(".") for check in checks)
 
 
@@ -142,6 +142,20 @@ class Deaf(FakeRolloutEngine):
             return Rollout((), self._version, self._version)
 
 
+class Guesser(FakeRolloutEngine):
+    """Scores otherwise than it recorded."""
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> Scores:  # type: ignore[override]
+        return [(-9.0,) * (len(tokens) - 1) for tokens in sequences]
+
+
+class Curt(FakeRolloutEngine):
+    """Scores one token too few."""
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> Scores:  # type: ignore[override]
+        return [(-1.0,) * (len(tokens) - 2) for tokens in sequences]
+
+
 class Nervous(FakeRolloutEngine):
     """An abort while idle ends the next generation."""
 
@@ -176,6 +190,8 @@ class Leaky(FakeRolloutEngine):
         (Misaligned, "tokens_and_logprobs_align"),
         (Moody, "same_seed_same_samples"),
         (Seedless, "another_seed_gives_other_samples"),
+        (Guesser, "scores_agree_with_its_samples"),
+        (Curt, "scores_agree_with_its_samples"),
         (Deaf, "abort_ends_a_generation"),
     ],
 )

@@ -204,6 +204,14 @@ def test_a_sound_run_never_trips(make_config: Make, admission: str) -> None:
     assert result.exit_code == 0, result.message
 
 
+def test_rounding_of_bfloat16_does_not_trip_its_limit(make_config: Make) -> None:
+    result = fit(make_config(dtype="bfloat16", lr=1e-2))
+    assert result.exit_code == 0, result.message
+    first = metrics_of(result.run.path)[0]
+    assert first["staleness_max"] == 0
+    assert 0 < first["logprob_gap"] < 0.2, "it is compared, and not alike to the bit"
+
+
 @pytest.mark.parametrize(
     "sampling",
     [{}, {"temperature": 0.7}, {"top_p": 0.8}, {"top_k": 5, "temperature": 1.3}, {"top_p": 0.6, "top_k": 9}],
