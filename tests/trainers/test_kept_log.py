@@ -11,7 +11,7 @@ from fsm_trainer import AsyncPolicyTrainer
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.eventlog.reader import read_log
 from fsm_trainer.eventlog.writer import EventLogWriter
-from fsm_trainer.trainers import trainer as trainer_module
+from fsm_trainer.trainers import closing
 from tests.trainers.helpers import ROWS, run_end, varied_reward
 
 Make = Callable[..., TrainConfig]
@@ -44,7 +44,7 @@ def test_a_log_that_cannot_be_compacted_is_kept_as_it_is(make_config: Make, monk
     def fail(run: Path) -> None:
         raise ValueError("cannot compact: No space left on device")
 
-    monkeypatch.setattr(trainer_module, "compact", fail)
+    monkeypatch.setattr(closing, "compact", fail)
     result = AsyncPolicyTrainer(make_config(max_steps=1, log_compact=True), reward_fn=varied_reward, dataset=ROWS).fit()
     assert (result.outcome, result.exit_code) == ("completed", 0)
     assert f"log {result.run.path / 'events.arrows'}" in result.message
