@@ -12,6 +12,7 @@ from fsm_trainer.config import TrainConfig
 from fsm_trainer.eventlog.reader import read_log
 from fsm_trainer.eventlog.writer import EventLogWriter
 from fsm_trainer.trainers import closing
+from fsm_trainer.trainers import trainer as trainer_module
 from tests.trainers.helpers import ROWS, run_end, varied_reward
 
 Make = Callable[..., TrainConfig]
