@@ -8,7 +8,7 @@ TRL := .venv-trl
 # Tests and the tiny model run best on one thread a process, and must never wait for a hub.
 ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-browser test-trl soak explore mutants attack golden lint format docs clean
+.PHONY: notebook help setup quickstart test test-browser test-trl soak explore mutants attack golden lint format docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -74,6 +74,9 @@ docs: setup ## rewrite what is generated: the schemas, the tables of settings an
 	$(BIN)/python -m fsm_trainer.replay.diagrams
 	$(BIN)/python -m fsm_trainer.trainers.metric_names
 	$(BIN)/python -m fsm_trainer.analysis.page
+
+notebook: setup ## run examples/staleness_analysis.ipynb again and keep what it shows
+	$(ENV) $(BIN)/jupyter execute --inplace examples/staleness_analysis.ipynb
 
 clean: ## remove the environments, caches and builds, never runs/
 	rm -rf $(VENV) $(TRL) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -24,7 +24,7 @@ from fsm_trainer.eventlog.writer import EventLogWriter
 from fsm_trainer.simulate.durations import Durations, Lognormal
 from fsm_trainer.simulate.virtual import VirtualRun
 
-EVENTS_PER_STEP = 78
+EVENTS_PER_STEP = 60
 """About what this configuration logs, twenty of them metrics."""
 FRAMES = ("batches_frame", "steps_frame", "residency_frame", "staleness_frame", "sync_frame")
 METRICS = ("reward_mean", "loss", "ratio_mean", "approx_kl", *(f"metric_{number}" for number in range(16)))

@@ -14,7 +14,21 @@ _COLUMNS = (
     *("seq", "t_ns", "machine", "entity", "trigger", "dest", "batch_id", "engine", "tokens", "reason"),
     *("rollout_version_first", "rollout_version_last"),
 )
-_STAGES = Pick(_COLUMNS, ("transition",), (("machine", ("rollout", "batch", "trainer")),))
+_TRIGGERS = (
+    "admit",
+    "loaded",
+    "start",
+    "generated",
+    "rewarded",
+    "enqueue",
+    "take",
+    "trained",
+    "drop",
+    "fail",
+    "cancel",
+)
+_AMONG = (("machine", ("rollout", "batch", "trainer")), ("trigger", _TRIGGERS))
+_STAGES = Pick(_COLUMNS, ("transition",), _AMONG)
 PICKS = (_STAGES, STEPS, *OPERATIONS)
 """What a frame of batches needs of a log."""
 _ENDS = ("trained", "dropped", "failed", "cancelled")

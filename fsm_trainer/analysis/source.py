@@ -53,18 +53,21 @@ class _Picker:
     """Makes some picks of a log while it is read, a stretch at a time, with texts as dictionaries."""
 
     def __init__(self, picks: Sequence[Pick]) -> None:
+        self.names = set[str]().union({"t_ns"}, *(pick.names for pick in picks))
         self.parts: dict[Pick, list[pa.Table]] = {pick: [] for pick in picks}
-        self.moments: list[int] = []
+        self.start_ns: int | None = None
+        self.end_ns: int | None = None
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Take a stretch; nothing else of it is kept."""
         if table.num_rows:
-            self.moments[1:] = [table["t_ns"][-1].as_py()]
-            self.moments = self.moments if len(self.moments) == 2 else [table["t_ns"][0].as_py(), *self.moments]
-        table = _with_all_columns(table)
+            self.start_ns = table["t_ns"][0].as_py() if self.start_ns is None else self.start_ns
+            self.end_ns = table["t_ns"][-1].as_py()
+        table = _without_batch_names(_with_columns(table, self.names))
         for pick, parts in self.parts.items():
             parts.append(_encoded(pick.of(table)))
-        return table.slice(0, 0)
+        # Not a slice of it, which would hold all its memory.
+        return table.schema.empty_table()
 
     def tables(self) -> dict[Pick, pa.Table]:
         """What was picked."""
@@ -98,9 +101,8 @@ class Source:
     @classmethod
     def _of_file(cls, run: str | Path, picks: Sequence[Pick]) -> Source:
         picker = _Picker(picks)
-        read_log(run, columns=["t_ns", *set().union(*(pick.names for pick in picks))], take=picker)
-        start_ns, end_ns = (picker.moments[0], picker.moments[-1]) if picker.moments else (0, 0)
-        return cls(None, start_ns, end_ns, picker.tables())
+        read_log(run, columns=sorted(picker.names), take=picker)
+        return cls(None, picker.start_ns or 0, picker.end_ns or 0, picker.tables())
 
     def take(self, pick: Pick) -> Rows:
         """The rows of a pick."""
@@ -178,13 +180,18 @@ def nullable(values: Ints | Floats, known: Mask) -> pd.Series:
     return values_or_na
 
 
-def _with_all_columns(table: pa.Table) -> pa.Table:
-    """The table with the columns that an older minor schema lacks, as nulls; and without the names of batches, each of
-    which has its own, which its number says already.
-    """
-    for field_ in SCHEMA:
-        if field_.name not in table.column_names:
-            table = table.append_column(field_, pa.nulls(table.num_rows, field_.type))
+def _with_columns(table: pa.Table, names: set[str]) -> pa.Table:
+    """The table with those of the columns that an older minor schema lacks, as nulls."""
+    for column in SCHEMA:
+        if column.name in names and column.name not in table.column_names:
+            table = table.append_column(column, pa.nulls(table.num_rows, column.type))
+    return table
+
+
+def _without_batch_names(table: pa.Table) -> pa.Table:
+    """Each batch has a name of its own, which its number says already: their dictionary would be as long as the log."""
+    if not {"machine", "entity"} <= set(table.column_names):
+        return table
     of_batch = pc.fill_null(pc.equal(table["machine"], "batch"), False)
     named = pc.if_else(of_batch, pa.scalar(None, pa.utf8()), table["entity"])
     return table.set_column(table.column_names.index("entity"), "entity", named)
