@@ -22,6 +22,7 @@ from fsm_trainer.analysis import (
     sync_frame,
 )
 from fsm_trainer.analysis.page import DOCS, with_tables
+from fsm_trainer.cli.replay import main
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Record, RecordKind
 from fsm_trainer.eventlog.reader import read_log
@@ -31,6 +32,7 @@ from tests.analysis import plain
 from tests.analysis.worlds import WORLDS, records_of
 from tests.replay.virtual_run import log_of, virtual_run
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 FRAMES = {f.__name__: f for f in (batches_frame, steps_frame, residency_frame, staleness_frame, sync_frame)}
 
 
@@ -280,6 +282,25 @@ def test_every_form_of_a_run_gives_the_same(name: str, tmp_path: Path) -> None:
     expected = FRAMES[name](run)
     for form in (str(run), run / "events.arrows", read_log(run), load_events(run)):
         pd.testing.assert_frame_equal(FRAMES[name](form), expected)
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_a_compacted_log_gives_the_same(form: str, tmp_path: Path) -> None:
+    config, records = records_of("lockstep")
+    run = log_of(tmp_path, list(records), config)
+    expected = {name: frame_of_run(run) for name, frame_of_run in FRAMES.items()}
+    assert main(["compact", str(run), "--to", form]) == 0
+    for name, frame in expected.items():
+        pd.testing.assert_frame_equal(FRAMES[name](run), frame)
+
+
+def test_a_log_of_the_first_schema_is_read() -> None:
+    """It has no numerators."""
+    run = GOLDEN / "schema-1.0" / "paced"
+    for frame_of_run in FRAMES.values():
+        frame = frame_of_run(run)
+        assert len(frame) > 0
+        pd.testing.assert_frame_equal(frame_of_run(load_events(run)), frame)
 
 
 @pytest.mark.parametrize("name", FRAMES)
