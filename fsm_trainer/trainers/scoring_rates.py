@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from fsm_trainer.algorithms.shaping import GroupChoice
@@ -12,12 +11,15 @@ Rates = dict[str, tuple[float, float]]
 
 
 def reward_rates(rewards: Sequence[float | None], by_function: Mapping[str, Sequence[float | None]]) -> Rates:
-    """Mean reward of all samples that have one, also of groups not trained on; and of each of several functions."""
+    """Mean reward of all samples that have one, also of groups not trained on; and of each of several functions.
+
+    Added up as the batch's own `reward_mean` is, so that both are the same to the last bit.
+    """
     columns = {"reward_mean": rewards}
     if len(by_function) > 1:
         columns |= {f"reward/{name}": column for name, column in by_function.items()}
     known = {name: [value for value in column if value is not None] for name, column in columns.items()}
-    return {name: (math.fsum(values), float(len(values))) for name, values in known.items()}
+    return {name: (sum(values), float(len(values))) for name, values in known.items()}
 
 
 def advantage_rates(used: Sequence[TrainSequence]) -> Rates:
