@@ -167,6 +167,19 @@ def test_the_first_of_several_divergences_counts(tmp_path: Path, history: list[R
     assert (result.divergence.seq, result.divergence.columns) == (decision, ("message",))
 
 
+def test_the_first_of_several_edited_rows_counts_whichever_column_it_is_in(
+    tmp_path: Path, history: list[Record]
+) -> None:
+    first, second = [row.seq for row in history if row.kind is RecordKind.TRANSITION][3:5]
+    for one, other in (("message", "machine"), ("machine", "message")):
+        rows = list(history)
+        rows[first] = rows[first]._replace(**{one: "x"})
+        rows[second] = rows[second]._replace(**{other: "x"})
+        result = verify_rows(tmp_path, rows)
+        assert result.divergence is not None
+        assert (result.divergence.seq, result.divergence.columns) == (first, (one,))
+
+
 def test_lost_and_invented_rows_fail(tmp_path: Path, history: list[Record]) -> None:
     run = log_of(tmp_path / "run", history, CONFIG)
     for number, at in enumerate(range(1, len(history) - 1, 9)):
