@@ -58,6 +58,7 @@ class LiveTracking:
             if not feed.ended(deadline - time.monotonic()):
                 message = f"it has not ended {timeout_s:g} s after the run"
                 _log.warning("tracker_left_behind", tracker=feed.name, message=message, hint=_hint(feed.name))
+                feed.leave()
 
     def _on_failure(self, name: str, message: str) -> None:
         _log.warning("tracker_failed", tracker=name, message=message, hint=_hint(name))
@@ -91,6 +92,10 @@ class _Feed:
     def end(self) -> None:
         """No more rows come."""
         self._rows.put(None)
+
+    def leave(self) -> None:
+        """Whatever becomes of it, nobody waits for it or hears of it any more."""
+        self._given_up.set()
 
     def ended(self, timeout_s: float) -> bool:
         """Wait for the thread; whether it has ended."""

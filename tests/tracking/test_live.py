@@ -177,13 +177,14 @@ def test_a_tracker_that_does_not_end_is_left_behind() -> None:
     class Stuck(Kept):
         def close(self) -> None:
             release.wait(60)
+            raise ConnectionError("broken off")
 
     tracking = LiveTracking({"stuck": Stuck})
     with capture_logs() as told:
         tracking.close(timeout_s=0.0)
-    release.set()
+        release.set()
+        assert all(feed.ended(60) for feed in tracking._feeds)
     assert [(line["event"], line["tracker"]) for line in told] == [("tracker_left_behind", "stuck")]
-    assert all(feed.ended(60) for feed in tracking._feeds)
 
 
 def test_rows_that_the_log_refuses_are_not_sent() -> None:
