@@ -11,9 +11,7 @@ from fsm_trainer.cli.replay_args import OK, add_command
 
 def add(commands: Any) -> None:
     """Add the subcommand."""
-    compact = add_command(
-        commands, "compact", _compact, "turn the log of a run that ended into one small file"
-    )
+    compact = add_command(commands, "compact", _compact, "turn the log of a run that ended into one small file")
     compact.add_argument(
         "--to", choices=["arrow", "parquet"], default="arrow", help="format of the file (default: arrow)"
     )

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Add the subcommand."""
-    recover = add_command(
-        commands, "recover", _recover, "cut off what a crash left at the end of a log"
-    )
+    recover = add_command(commands, "recover", _recover, "cut off what a crash left at the end of a log")
     recover.add_argument(
         "--force", action="store_true", help="cut even where the log is damaged, and lose the events after it"
     )
