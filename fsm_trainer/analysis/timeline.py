@@ -18,7 +18,7 @@ from fsm_trainer.eventlog.reader import EventLog
 
 _KINDS = ("transition", "wait", "version", "queue", "drop", "sync", "checkpoint", "ignored", "run_end")
 _INPUTS = ("generated", "failed", "engine_died", "stop", "tick")
-_COLUMNS = (
+COLUMNS = (
     "seq",
     "t_ns",
     "kind",
@@ -40,6 +40,7 @@ _COLUMNS = (
     "reason",
     "message",
 )
+"""Columns of the log that it needs."""
 _PLACES = {"run": 0, "trainer": 1, "rollout": 100, "engine": 10_000}
 _LOOP = "loop"
 Row = dict[str, Any]
@@ -56,6 +57,14 @@ class _Visit:
     """Causes to wait for, each with its beginning."""
     generated: tuple[str, int] | None = None
     """Of a train step: track and beginning of its batch's generation."""
+
+
+def pick(table: pa.Table) -> pa.Table:
+    """What of a stretch of the log can show, while it is read: no more is kept in memory.
+
+    Inputs stay, so that each moment of the log has a row.
+    """
+    return table.filter(~pc.field("kind").isin(["metric", "command"]) & ~pc.field("machine").isin(["batch"]))
 
 
 def write_timeline(log: EventLog, out: TextIO) -> dict[str, int]:
@@ -77,10 +86,10 @@ def write_timeline(log: EventLog, out: TextIO) -> dict[str, int]:
 
 def _tracks(table: pa.Table) -> list[tuple[str, int]]:
     """The loop and every machine but the batches, each with its place."""
-    known = table.filter(pc.field("machine").isin(["trainer", "rollout", "engine"]))
+    known = table.filter(pc.field("machine").isin(["trainer", "rollout", "engine"]) & pc.field("kind").isin(_KINDS))
     pairs = known.select(["machine", "entity"]).group_by(["machine", "entity"]).aggregate([]).to_pylist()
     named = {row["entity"]: _PLACES[row["machine"]] + _number(row["entity"]) for row in pairs if row["entity"]}
-    # Metrics name a machine without an entity, and a drop may come before any move of the trainer in a cut-off log.
+    # Syncs and drops are marked on it though they may name no machine.
     named.setdefault("trainer", _PLACES["trainer"])
     return sorted([(_LOOP, _PLACES["run"]), *named.items()], key=lambda pair: pair[1])
 
@@ -94,11 +103,11 @@ def _rows(table: pa.Table) -> Iterator[Row]:
     """The rows that show, in order: not the inputs that only lead to them, nor commands, metrics and batches' moves."""
     is_input = (pc.field("kind") == "input") & pc.field("trigger").isin(_INPUTS)
     moves = pc.field("kind").isin(_KINDS) & ~pc.field("machine").isin(["batch"])
-    shown = table.select(list(_COLUMNS)).filter(is_input | moves)
+    shown = table.select(list(COLUMNS)).filter(is_input | moves)
     for batch in shown.to_batches(max_chunksize=8192):
         columns = [column.to_pylist() for column in batch.columns]
         for values in zip(*columns, strict=True):
-            yield dict(zip(_COLUMNS, values, strict=True))
+            yield dict(zip(COLUMNS, values, strict=True))
 
 
 class _Walk:

@@ -37,8 +37,9 @@ def _read(run: str | None) -> EventLog | None:
     if run is None:
         return None
     from fsm_trainer.eventlog.reader import read_log
+    from fsm_trainer.replay.edge_counts import COLUMNS
 
-    return read_log(run)
+    return read_log(run, columns=COLUMNS)
 
 
 def _as_text(names: list[str], log: EventLog | None, *, alone: bool) -> str:

@@ -24,10 +24,10 @@ def add(commands: Any) -> None:
 
 
 def _timeline(args: argparse.Namespace) -> int:
-    from fsm_trainer.analysis.timeline import write_timeline
+    from fsm_trainer.analysis.timeline import COLUMNS, pick, write_timeline
     from fsm_trainer.eventlog.reader import read_log
 
-    log = read_log(args.run)
+    log = read_log(args.run, columns=COLUMNS, take=pick)
     path = output_file(args.output, log.path.parent / "trace.json")
     with writing(path), ExitStack() as stack:
         counts = write_timeline(log, _open(path, stack))

@@ -12,6 +12,8 @@ from fsm_trainer.core.machines import TABLES, TERMINAL, Edge
 EdgeKey = tuple[str, str, str]
 """(trigger, source, dest)."""
 MAX_WIDTH_PX = 8.0
+COLUMNS = ("kind", "machine", "trigger", "source", "dest")
+"""Columns of the log that it needs."""
 
 
 def edge_counts(table: pa.Table) -> dict[str, dict[EdgeKey, int]]:

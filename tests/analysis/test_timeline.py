@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fsm_trainer.analysis.timeline import write_timeline
+from fsm_trainer.analysis.timeline import COLUMNS, pick, write_timeline
 from fsm_trainer.cli.replay import main
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Record
@@ -68,7 +68,11 @@ def parse(text: str) -> Trace:
 
 def trace_of(path: Path, rows: list[Record], config: SchedulerConfig = CONFIG) -> Trace:
     out = io.StringIO()
-    write_timeline(read_log(log_of(path, rows, config)), out)
+    log_of(path, rows, config)
+    write_timeline(read_log(path), out)
+    picked = io.StringIO()
+    write_timeline(read_log(path, columns=COLUMNS, take=pick), picked)
+    assert picked.getvalue() == out.getvalue(), "what is not picked does not show"
     return parse(out.getvalue())
 
 
