@@ -1,12 +1,16 @@
-"""What a step's settings need of this machine: libraries of extras, and a compiler."""
+"""What a step needs before it starts: libraries of extras, a compiler, and a token that ends a completion."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
+from pathlib import Path
+from typing import Any
 
-from fsm_trainer.config.errors import ConfigError
+from fsm_trainer.config import hub
+from fsm_trainer.config.errors import ConfigError, one_line
 from fsm_trainer.config.train_config import TrainConfig
 
 
@@ -22,3 +26,25 @@ def check_step_needs(config: TrainConfig) -> None:
     compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
     if config.torch_compile and config.train_devices == "cpu" and not any(map(shutil.which, compilers)):
         raise ConfigError("--torch-compile on a CPU needs a C++ compiler, and g++ is not there; install it or leave it")
+
+
+def check_end_token(ckpt: str, model: dict[str, Any], tokenizer: Any) -> None:
+    """Raise ConfigError when nothing names an EOS token: completions would only end at their longest.
+
+    `model` is its config.json. A padding token is not needed: padding is never looked at, and EOS fills up.
+    """
+    parts = (model, model.get("text_config") or {})
+    if tokenizer.eos_token_id is not None or any(part.get("eos_token_id") is not None for part in parts):
+        return
+    folder, name = Path(ckpt).expanduser(), "generation_config.json"
+    file = str(folder / name) if folder.is_dir() else hub.find_file(ckpt, name)
+    if file is not None and Path(file).is_file():
+        try:
+            generation = json.loads(Path(file).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(f"--ckpt {ckpt}: its {name} cannot be read: {one_line(error)}") from error
+        if generation.get("eos_token_id") is not None:
+            return
+    raise ConfigError(
+        f"--ckpt {ckpt} names no EOS token; give its tokenizer an eos_token, or config.json an eos_token_id"
+    )

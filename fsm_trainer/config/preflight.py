@@ -16,7 +16,7 @@ from typing import Any
 from fsm_trainer.config import hub
 from fsm_trainer.config.check_data import check_dataset_path, data_warnings, open_prompts
 from fsm_trainer.config.check_rewards import GivenRewards, Rewards, open_rewards
-from fsm_trainer.config.check_step import check_step_needs
+from fsm_trainer.config.check_step import check_end_token, check_step_needs
 from fsm_trainer.config.devices import parse_devices
 from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
 from fsm_trainer.config.groups import tracker_names
@@ -172,8 +172,7 @@ def check_inputs(config: TrainConfig, *, reward_fn: GivenRewards | None = None, 
     _check_paths(config, config.ckpt, config.dataset_path if dataset is None else None)
     try:
         rewards = open_rewards(config, reward_fn)
-        context = _check_context(config, _model_config(config.ckpt))
-        tokenizer = _tokenizer(config.ckpt)
+        context, tokenizer = _check_ckpt(config, config.ckpt)
         dataset, prompts = open_prompts(config, tokenizer, dataset)
     except ConfigError:
         raise
@@ -186,8 +185,15 @@ def check_model(config: TrainConfig) -> None:
     """Only the model, for a run whose batches come from elsewhere."""
     assert config.ckpt is not None, config
     _check_paths(config, config.ckpt, None)
-    _check_context(config, _model_config(config.ckpt))
-    _tokenizer(config.ckpt)
+    _check_ckpt(config, config.ckpt)
+
+
+def _check_ckpt(config: TrainConfig, ckpt: str) -> tuple[int | None, Any]:
+    """The positions that the model takes, and its tokenizer."""
+    model = _model_config(ckpt)
+    context, tokenizer = _check_context(config, model), _tokenizer(ckpt)
+    check_end_token(ckpt, model, tokenizer)
+    return context, tokenizer
 
 
 def plan_warnings(config: TrainConfig, inputs: Inputs) -> list[str]:

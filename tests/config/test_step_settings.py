@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fsm_trainer.cli.train import main
 from fsm_trainer.config import ConfigError, TrainConfig
 from fsm_trainer.config.check_step import check_step_needs
 
@@ -77,3 +81,34 @@ def test_compiling_on_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) ->
     check_step_needs(TrainConfig.build({"torch_compile": True, "train_devices": "0"}))
     with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler, and g\\+\\+ is not there"):
         check_step_needs(TrainConfig.build({"torch_compile": True, "train_devices": "cpu"}))
+
+
+EOS = {"config.json": "eos_token_id", "tokenizer_config.json": "eos_token", "generation_config.json": "eos_token_id"}
+
+
+def named_only_in(model: Path, folder: Path, where: str | None) -> Path:
+    """A copy of the model whose EOS token stands in one file, or in none."""
+    shutil.copytree(model, folder)
+    for name, key in EOS.items():
+        values = json.loads((folder / name).read_text())
+        if name != where:
+            del values[key]
+        (folder / name).write_text(json.dumps(values))
+    return folder
+
+
+def test_a_checkpoint_needs_a_token_that_ends_a_completion(
+    refused: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    folder = named_only_in(model, tmp_path / "model", None)
+    assert refused(ckpt=str(folder)) == (
+        f"--ckpt {folder} names no EOS token; give its tokenizer an eos_token, or config.json an eos_token_id"
+    )
+    (folder / "generation_config.json").write_text("{")
+    assert "its generation_config.json cannot be read" in refused(ckpt=str(folder))
+
+
+@pytest.mark.parametrize("where", EOS)
+def test_any_file_may_name_it(inputs: dict[str, str], model: Path, tmp_path: Path, where: str) -> None:
+    flags = {**inputs, "--ckpt": str(named_only_in(model, tmp_path / "model", where))}
+    assert main([*(part for pair in flags.items() for part in pair), "--dry-run"]) == 0
