@@ -203,7 +203,8 @@ def table(rows: Iterable[tuple[str, str, float, float, float]]) -> str:
     errors = []
     for world, pair, predicted, actual, spread in rows:
         errors.append(predicted / actual - 1.0)
-        lines.append(f"| {world} | {pair} | {predicted:.2f} | {actual:.2f} | {errors[-1]:+.1%} | {spread:.1%} |")
+        differ = f"{spread:.1%}" if spread else "-"
+        lines.append(f"| {world} | {pair} | {predicted:.2f} | {actual:.2f} | {errors[-1]:+.1%} | {differ} |")
     sizes = [abs(error) for error in errors]
     worst = f"Median error {statistics.median(sizes):.1%}, worst {max(sizes):.1%}, of {len(sizes)} pairs."
     return "\n".join([*lines, "", worst]) + "\n"
