@@ -20,7 +20,7 @@ from fsm_trainer.eventlog.reader import EventLog, records
 from fsm_trainer.eventlog.schema import LOG_NAME, log_metadata
 from fsm_trainer.eventlog.writer import write_log
 from fsm_trainer.report.run_data import RunData
-from fsm_trainer.simulate.settings import Setting
+from fsm_trainer.simulate.settings import FLAGS, Setting
 from fsm_trainer.simulate.whatif import Prediction, Scales, WhatIf, whatif
 
 LEARNT_STEPS = 1000
@@ -56,7 +56,7 @@ class Suggestion:
     what: str
     """In words, as the beginning of a sentence."""
     flags: str
-    """What to give to `fsm-train`."""
+    """What to give to `fsm-train` besides; an engine more is a group more of --rollout-devices."""
     wall_change: float
     """Of the wall time, as a share: -0.31 is 31 % less."""
     staleness: float
@@ -191,15 +191,20 @@ def _suggestion(what: str, prediction: Prediction, own: Prediction) -> Suggestio
     if prediction.wall_s is None or not own.wall_s or prediction.staleness_mean is None:
         return None
     change = prediction.wall_s / own.wall_s - 1.0
-    return Suggestion(what, prediction.setting.flags(), change, prediction.staleness_mean)
+    new, old = asdict(prediction.setting), asdict(own.setting)
+    flags = [f"{FLAGS[name]} {value}" for name, value in new.items() if value != old[name] and name != "engines"]
+    return Suggestion(what, " ".join(flags), change, prediction.staleness_mean)
 
 
 def _alternatives(now: Setting) -> list[tuple[str, dict[str, list[int | str]]]]:
     """Settings near the run's own, each in words and as what-if's axes; what costs nothing first, a device last."""
     if now.synchronous:
         return [
-            ("The async algorithm with its defaults", {"max_staleness": [1]}),
-            ("The async algorithm with two rollout workers on two engines", {"workers": [2], "engines": [2]}),
+            ("The async algorithm (--algo async-...) with its defaults", {"max_staleness": [1]}),
+            (
+                "The async algorithm (--algo async-...) with two rollout workers on two engines",
+                {"workers": [2], "engines": [2]},
+            ),
         ]
     more, twice = now.workers + 1, 2 * now.sync_interval
     # As many batches may be under way as the bound allows, so more workers need more of it.

@@ -61,7 +61,7 @@ def staleness_charts(data: RunData) -> list[Chart]:
         "yaxis": {"title": {"text": "batches"}},
     }
     caption = "Consumed batches by how many optimiser steps their policy was behind."
-    counts = Chart("staleness", "Staleness", caption, traces, table, layout)
+    counts = Chart("staleness", "Batches by staleness", caption, traces, table, layout)
     return [counts, *_staleness_over_steps(data)]
 
 
@@ -83,11 +83,14 @@ def _staleness_over_steps(data: RunData) -> list[Chart]:
         columns.append(by_count(x, y, TABLE_ROWS))
         traces.append(
             {
-                "type": "bar",
+                "type": "scatter",
+                "mode": "lines",
+                "stackgroup": "parts",
                 "name": name,
                 "x": numbers(many.x),
                 "y": numbers(many.mean),
-                "marker": {"color": colour, "line": {"width": 0}},
+                "line": {"color": colour, "width": 1},
+                "fillcolor": colour,
             }
         )
     rows = tuple(
@@ -95,10 +98,8 @@ def _staleness_over_steps(data: RunData) -> list[Chart]:
         for at, a, b in zip(columns[0].x, columns[0].mean, columns[1].mean, strict=True)
     )
     layout = {
-        "barmode": "stack",
-        "bargap": 0,
         "xaxis": {"title": {"text": "batch"}},
-        "yaxis": {"title": {"text": "optimiser steps"}},
+        "yaxis": {"title": {"text": "optimiser steps"}, "rangemode": "tozero"},
     }
     caption = "Where staleness arose: until a batch was offered to the queue, and from then on."
     table = Table(("batch", "in flight", "in the queue"), rows)
@@ -139,7 +140,7 @@ def sync_chart(data: RunData) -> Chart | None:
     )
     rows = tuple((name, *_distribution(y)) for name, y, _ in parts)
     table = Table(("", "count", "mean (ms)", "median (ms)", "95 % below (ms)", "longest (ms)", "total (s)"), rows)
-    return Chart("syncs", "Weight syncs", caption, traces, table, layout)
+    return Chart("syncs", "Cost of each weight sync", caption, traces, table, layout)
 
 
 def _distribution(seconds: np.ndarray) -> tuple[str, ...]:
@@ -178,7 +179,9 @@ def drop_chart(data: RunData) -> Chart | None:
         "yaxis": {"title": {"text": "dropped"}},
     }
     table = Table(("reason", "batches", "share of consumed", "tokens"), rows)
-    return Chart("drops", "Drops", "Batches that were consumed without giving a step.", traces, table, layout)
+    return Chart(
+        "drops", "Batches without a step", "Batches that were consumed without giving a step.", traces, table, layout
+    )
 
 
 def _drop_rows(dropped: pd.DataFrame, consumed: int) -> tuple[tuple[str, ...], ...]:

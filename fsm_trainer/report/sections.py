@@ -85,7 +85,7 @@ def key_figures(data: RunData) -> tuple[tuple[str, str], ...]:
         ("Wall time", _duration(data.wall_s)),
         ("Optimiser steps", f"{s.steps}"),
         ("Seconds a step", number(float(steps["interval_s"].mean())) if len(steps) else "-"),
-        ("Generated tokens a second", number(tokens / data.wall_s) if data.wall_s and tokens else "-"),
+        ("Generated tokens a second", f"{tokens / data.wall_s:,.0f}" if data.wall_s and tokens else "-"),
         ("Reward, last tenth of the steps", "-" if reward is None else number(reward)),
         ("Mean staleness", number(stale)),
         ("Batches trained", f"{s.batches['trained']} of {s.batches['admitted']}"),

@@ -126,7 +126,7 @@ def residency(data: RunData) -> Chart | None:
     rows = tuple((r.entity, r.state, r.cause or "", number(r.ns / 1e9), f"{100 * r.share:.1f} %") for r in found)
     return Chart(
         "residency",
-        "Where the time went",
+        "Residency by cause",
         "Each bar is one machine's whole time, by state and, in waits, by cause.",
         traces,
         Table(("machine", "state", "cause", "seconds", "share"), rows),
