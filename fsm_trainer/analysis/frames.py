@@ -6,6 +6,7 @@ why the scheduler decided as it did.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +14,22 @@ import pandas as pd
 import pyarrow as pa
 
 from fsm_trainer.eventlog.reader import EventLog, read_log
+from fsm_trainer.eventlog.schema import SCHEMA
 
 _NAMES = ["machine", "entity"]
 TERMINAL_BATCH_STATES = ("trained", "dropped", "failed", "cancelled")
 
 
-def load_events(run: str | Path) -> pd.DataFrame:
+def load_events(run: str | Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """All events of a run directory or log file, one row each, in order, with Arrow dtypes.
 
-    Of a run that crashed, or is still going, what there is. ValueError if there is no log to read.
+    `columns` (docs/event-log.md) loads only these, and `seq` and `kind`. Of a run that crashed, or is still going, what
+    there is. ValueError if there is no log to read, or it has no such column.
     """
-    return events_frame(read_log(run))
+    for name in columns or ():
+        if name not in SCHEMA.names:
+            raise ValueError(f"an event log has no column {name[:40]!r}, expected some of {', '.join(SCHEMA.names)}")
+    return events_frame(read_log(run, columns=columns))
 
 
 def events_frame(log: EventLog) -> pd.DataFrame:

@@ -316,6 +316,16 @@ def test_a_log_cut_anywhere_gives_what_there_is(name: str) -> None:
     assert (started["state"] == "open").any()
 
 
+def test_events_are_loaded_whole_or_some_columns_of_them(tmp_path: Path) -> None:
+    config, records = records_of("paced")
+    run = log_of(tmp_path, list(records), config)
+    some = load_events(run, columns=["value", "t_ns"])
+    assert list(some.columns) == ["seq", "t_ns", "kind", "value"]
+    pd.testing.assert_frame_equal(some, load_events(run)[list(some.columns)])
+    with pytest.raises(ValueError, match="has no column 'price', expected some of seq, t_ns"):
+        load_events(run, columns=["price"])
+
+
 def test_a_frame_that_is_no_log_is_refused() -> None:
     with pytest.raises(ValueError, match="expected those of an event log"):
         batches_frame(pd.DataFrame({"a": [1]}))
