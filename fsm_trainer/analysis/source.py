@@ -108,6 +108,8 @@ class Source:
         """The rows of a pick."""
         if self.table is None:
             return Rows(self.picked[pick], self.start_ns)
+        if lacking := sorted(pick.names - set(self.table.column_names)):
+            raise ValueError(f"the events lack {', '.join(lacking)}, which this frame needs; load them whole")
         return Rows(pick.of(self.table).combine_chunks(), self.start_ns)
 
     def rows(self, columns: Sequence[str], kinds: Sequence[str]) -> Rows:

@@ -324,6 +324,8 @@ def test_events_are_loaded_whole_or_some_columns_of_them(tmp_path: Path) -> None
     pd.testing.assert_frame_equal(some, load_events(run)[list(some.columns)])
     with pytest.raises(ValueError, match="has no column 'price', expected some of seq, t_ns"):
         load_events(run, columns=["price"])
+    with pytest.raises(ValueError, match=r"the events lack batch_id, dest, .*; load them whole"):
+        batches_frame(some)
 
 
 def test_a_frame_that_is_no_log_is_refused() -> None:
