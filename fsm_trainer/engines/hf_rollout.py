@@ -1,8 +1,8 @@
 """The transformers rollout engine: batched sampling with a KV cache, on the CPU or one GPU.
 
-Its own loop rather than `generate`, because the logprobs of the sampled tokens under the distribution they were really
-drawn from must come out, the same seed must give the same tokens on any instance, and another thread must be
-able to stop it between two tokens. Knows nothing of rewards, batches in a queue, or when to load weights.
+Its own loop rather than `generate`, because the logprobs of the sampled tokens under the policy at the sampling
+temperature must come out, the same seed must give the same tokens on any instance, and another thread must be able
+to stop it between two tokens. Knows nothing of rewards, batches in a queue, or when to load weights.
 """
 
 from __future__ import annotations
