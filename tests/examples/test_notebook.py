@@ -17,10 +17,10 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 def texts(notebook: Any) -> Iterator[str]:
-    """What its code cells print and show, as text."""
+    """What each code cell prints and shows, as one text: prints may come in one piece or in several."""
     for cell in notebook.cells:
-        for output in cell.get("outputs", ()):
-            yield output["text"] if output["output_type"] == "stream" else output["data"]["text/plain"]
+        outputs = cell.get("outputs", ())
+        yield "".join(o["text"] if o["output_type"] == "stream" else o["data"]["text/plain"] for o in outputs)
 
 
 def test_the_notebook_runs_to_its_committed_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_the_notebook_runs_to_its_committed_numbers(monkeypatch: pytest.MonkeyPa
     again = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(again, timeout=120, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
     found, expected = list(texts(again)), list(texts(committed))
-    assert len(found) == len(expected) > 12
+    assert sum(map(bool, expected)) > 10
     for one, other in zip(found, expected, strict=True):
         numbers = [float(number) for number in _NUMBER.findall(one)]
         # As printed: a last digit may round the other way.
