@@ -61,7 +61,10 @@ def _check_export(s: State, r: Record, world: World) -> None:
     """Nothing is published for nobody; refresh comes in only where the interval alone could not feed generation."""
     hold(s.config.admission == "lockstep" or s.may_generate_more(), "no publication that nobody can need", r)
     if s.newest_publication >= 0 and s.exporting is not None:
-        since = s.exporting - s.newest_publication
+        before = s.newest_publication
+        if s.config.admission == "lockstep":
+            before -= before % s.config.sync_interval  # a resumed run may begin between two of them
+        since = s.exporting - before
         least = s.config.sync_interval if s.config.max_staleness >= s.config.sync_interval - 1 else 1
         hold(since >= least, "no publication before its interval", (since, r))
 

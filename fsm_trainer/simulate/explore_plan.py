@@ -129,7 +129,7 @@ def resumed(
     """Each configuration going on from a checkpoint, of which a publication need not be due, and saving on its way."""
     for index, values in enumerate(_configs(queues, bounds, intervals, (1,), crews)):
         many = steps or _DISTURBED_STEPS[int(values["workers"])] + 1
-        first_batch = 3 + index % 2
+        first_batch = 3 + index // 2 % 2
         config = _config(values, first_batch=first_batch, first_version=3, max_steps=3 + many, save_interval=2)
         yield Case(config, World(no_step=frozenset({first_batch + 1 + index % 3})))
 
