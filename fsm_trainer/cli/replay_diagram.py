@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from fsm_trainer.cli.replay_args import DIVERGED, OK, one_of
+from fsm_trainer.cli.replay_args import DIVERGED, OK, one_of, sentence, tell_problem
 
 if TYPE_CHECKING:
     from fsm_trainer.eventlog.reader import EventLog
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     """Add the subcommand."""
     text = "the state machines as mermaid; with RUN, edges weighted by how often they were taken"
-    parser = commands.add_parser("diagram", help=text, description=text.capitalize() + ".")
+    parser = commands.add_parser("diagram", help=text, description=sentence(text))
     parser.add_argument("run", metavar="RUN", nargs="?", help="a run directory, or its events.arrows (default: none)")
     parser.add_argument("--machine", metavar="NAME", help="only rollout, trainer, engine, batch or run")
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -30,7 +30,10 @@ def _diagram(args: argparse.Namespace) -> int:
     names = [args.machine] if args.machine else list(TABLES)
     log = _read(args.run)
     print(json.dumps(_as_json(names, log), indent=2) if args.json else _as_text(names, log, alone=bool(args.machine)))
-    return DIVERGED if log is not None and log.damaged else OK
+    if log is None:
+        return OK
+    tell_problem(log)
+    return DIVERGED if log.damaged else OK
 
 
 def _read(run: str | None) -> EventLog | None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, one_of, whole_number
+from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, one_of, tell_problem, whole_number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,8 +38,7 @@ def _events(args: argparse.Namespace) -> int:
         print("fsm-replay: note: no event is like that", file=sys.stderr)
     for line in _json_lines(rows) if args.json else _text_lines(rows, _origin_ns(log)):
         print(line)
-    if log.problem is not None:
-        print(f"fsm-replay: note: {log.problem}; {log.dropped_bytes} bytes dropped", file=sys.stderr)
+    tell_problem(log)
     if not log.complete:
         print(f"fsm-replay: note: the log has no run_end: the run is {log.state}", file=sys.stderr)
     return DIVERGED if log.damaged else OK

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, writing
+from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, tell_problem, writing
 
 _FORMATS = ("tensorboard", "wandb", "trackio", "parquet", "csv")
 
@@ -29,8 +28,7 @@ def _export(args: argparse.Namespace) -> int:
     with writing(folder):
         done = export_log(log, args.to, folder)
     print(json.dumps(done, indent=2) if args.json else _text(done))
-    if log.problem is not None:
-        print(f"fsm-replay: note: {log.problem}; {log.dropped_bytes} bytes dropped", file=sys.stderr)
+    tell_problem(log)
     return DIVERGED if log.damaged else OK
 
 

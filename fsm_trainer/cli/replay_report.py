@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, output_file, writing
+from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, output_file, tell_problem, writing
 
 
 def add(commands: Any) -> None:
@@ -30,4 +30,5 @@ def _report(args: argparse.Namespace) -> int:
         print(json.dumps({**found, "advice": report.advice.to_dict()}, indent=2))
     else:
         print("\n".join([*report.advice.sentences, f"{path}: {path.stat().st_size / 1e6:.1f} MB"]))
+    tell_problem(log)
     return DIVERGED if log.damaged else OK

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from fsm_trainer.cli.replay_args import OK, add_command, count, whole_number
+from fsm_trainer.cli.replay_args import OK, add_command, count, number, whole_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,10 +64,10 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
     state = row["state"] if row["reason"] is None else f"{row['state']} ({row['reason']})"
     versions = sorted({row["rollout_version_first"], row["rollout_version_last"]})
     yield (
-        f"batch {row['batch_id']}  row {row['row']}  sample {row['sample']}  reward {_number(row['reward'])}  "
-        f"advantage {_number(row['advantage'])}  {state}"
+        f"batch {row['batch_id']}  row {row['row']}  sample {row['sample']}  reward {number(row['reward'])}  "
+        f"advantage {number(row['advantage'])}  {state}"
     )
-    parts = [f"{name[7:]} {_number(value)}" for name, value in row.items() if name.startswith("reward_")]
+    parts = [f"{name[7:]} {number(value)}" for name, value in row.items() if name.startswith("reward_")]
     length = len(row["tokens"]) - row["prompt_len"]
     about = f"version {'-'.join(map(str, versions))}, {length} tokens, finish {row['finish_reason']}"
     yield "  " + "; ".join([about, *parts])
@@ -81,7 +80,3 @@ def _block(name: str, text: str) -> Iterator[str]:
     shown = _CONTROL.sub(lambda match: repr(match.group())[1:-1], text)
     yield f"  {name}:"
     yield from (f"  | {line}" for line in shown.split("\n"))
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.4g}"

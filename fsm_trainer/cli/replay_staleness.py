@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, count, output_file, writing
+from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, count, number, output_file, tell_problem, writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,22 +26,25 @@ _PARTS = {"staleness_in_flight": "in flight", "staleness_in_queue": "in queue"}
 def add(commands: Any) -> None:
     """Add the subcommand."""
     staleness = add_command(commands, "staleness", _staleness, "how stale batches were, why, and what it cost")
-    staleness.add_argument("--by", choices=("step", "batch"), default="step", help="list steps, or every batch")
-    staleness.add_argument("--rows", type=count, default=20, metavar="N", help="at most so many rows of steps")
+    staleness.add_argument(
+        "--by", choices=("step", "batch"), default="step", help="list steps (default), or every batch"
+    )
+    staleness.add_argument(
+        "--rows", type=count, default=20, metavar="N", help="at most so many rows of steps (default: 20)"
+    )
     staleness.add_argument("--plot", metavar="FILE", help="draw it, too, into a .png, .svg or .pdf file")
 
 
 def _staleness(args: argparse.Namespace) -> int:
-    from fsm_trainer.analysis.staleness_report import staleness_report
+    from fsm_trainer.analysis.staleness_report import COLUMNS, staleness_report
     from fsm_trainer.eventlog.reader import read_log
 
-    log = read_log(args.run)
+    log = read_log(args.run, columns=COLUMNS)
     report = staleness_report(log, args.rows)
     if args.plot is not None:
         _plot(report, args.plot)
     print(json.dumps(report.to_dict(), indent=2) if args.json else "\n".join(_text(report, args.by)))
-    if log.problem is not None:
-        print(f"fsm-replay: note: {log.problem}; {log.dropped_bytes} bytes dropped", file=sys.stderr)
+    tell_problem(log)
     return DIVERGED if log.damaged else OK
 
 
@@ -109,7 +112,7 @@ def _batch_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
             "batch": str(row["batch_id"]),
             "step": "-" if row["step"] is None else str(row["step"]),
             "state": f"{row['state']} ({row['reason']})" if row["reason"] else str(row["state"]),
-            "staleness": _number(row["staleness"]),
+            "staleness": number(row["staleness"]),
             **_effects(row),
         }
         for row in plain.to_dict("records")
@@ -125,7 +128,7 @@ def _bar(row: Mapping[Any, Any], longest: float) -> str:
 
 
 def _effects(row: Mapping[Any, Any]) -> dict[str, str]:
-    return {words: _number(row[name]) for name, words in _EFFECTS.items()}
+    return {words: number(row[name]) for name, words in _EFFECTS.items()}
 
 
 def _bias_text(report: StalenessReport) -> Iterator[str]:
@@ -154,11 +157,7 @@ def _bias_text(report: StalenessReport) -> Iterator[str]:
 
 def _with_z(row: Mapping[Any, Any], name: str) -> str:
     z = row[f"{name}_z"]
-    return _number(row[name]) if math.isnan(z) else f"{_number(row[name])} (z {z:+.1f})"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.4g}"
+    return number(row[name]) if math.isnan(z) else f"{number(row[name])} (z {z:+.1f})"
 
 
 def _lines(rows: list[dict[str, str]]) -> list[str]:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, output_file, writing
+from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, output_file, tell_problem, writing
 
 
 def add(commands: Any) -> None:
@@ -36,6 +36,7 @@ def _timeline(args: argparse.Namespace) -> int:
     else:
         shown = ", ".join(f"{count} {name}" for name, count in counts.items())
         print(f"{path}: {shown}; open it at ui.perfetto.dev or chrome://tracing")
+    tell_problem(log)
     return DIVERGED if log.damaged else OK
 
 

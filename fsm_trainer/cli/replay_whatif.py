@@ -42,10 +42,10 @@ def add(commands: Any) -> None:
     for option, meaning in _AXES.values():
         parser.add_argument(option, metavar="A,B,...", help=f"values to try: {meaning} (default: as recorded)")
     for name, meaning in _SCALES.items():
-        parser.add_argument(f"--{name}-scale", metavar="X", help=f"as if {meaning} took X times as long [default 1]")
+        parser.add_argument(f"--{name}-scale", metavar="X", help=f"as if {meaning} took X times as long (default: 1)")
     parser.add_argument("--staleness-limit", type=int, metavar="N", help="name the best setting with no more staleness")
     parser.add_argument(
-        "--rows", type=count, default=30, metavar="N", help="most rows shown, the quickest [default 30]"
+        "--rows", type=count, default=30, metavar="N", help="most rows shown, the quickest (default: 30)"
     )
 
 

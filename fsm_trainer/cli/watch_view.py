@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -10,6 +9,8 @@ from rich.console import Group
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from fsm_trainer.cli.replay_args import number
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _BAR = 24
@@ -54,7 +55,7 @@ def outcome(s: Snapshot) -> str:
 def figures(s: Snapshot) -> list[str]:
     """Steps, rates, queue, versions and batches, a line each."""
     of = f" of {s['max_steps']}" if s["max_steps"] else ""
-    metrics = "".join(f"  {name.removesuffix('_mean')} {_number(value)}" for name, value in s["metrics"].items())
+    metrics = "".join(f"  {name.removesuffix('_mean')} {number(value)}" for name, value in s["metrics"].items())
     versions = ", ".join(f"engine-{engine} {version}" for engine, version in s["rollout_versions"].items())
     batches = ", ".join(f"{count} {state}" for state, count in s["batches"].items())
     lines = [
@@ -107,7 +108,3 @@ def duration(seconds: float) -> str:
 def clean(text: str) -> str:
     """One line that cannot steer the terminal."""
     return _CONTROL.sub(lambda match: repr(match.group())[1:-1], text)[:500]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.4g}"

@@ -138,6 +138,25 @@ def test_usage_that_argparse_refuses_is_2(arguments: list[str], capsys: pytest.C
     assert "usage: fsm-replay" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "begins"),
+    [("timeline", "Write a Chrome/Perfetto trace"), ("diagram", "The state machines as mermaid; with RUN")],
+)
+def test_help_writes_names_as_they_are(command: str, begins: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert begins in capsys.readouterr().out
+
+
+def test_a_damaged_log_is_told_by_what_draws_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = bytearray((run / LOG_NAME).read_bytes())
+    data[-500] ^= 255
+    (run / LOG_NAME).write_bytes(data)
+    for command in ("timeline", "diagram"):
+        assert main([command, str(run)]) == 1
+        assert "checksum" in capsys.readouterr().err
+
+
 def test_help_imports_nothing_heavy() -> None:
     script = (
         "import sys\nfrom fsm_trainer.cli.replay import main\ntry:\n    main(['--help'])\nexcept SystemExit as stop:\n"
