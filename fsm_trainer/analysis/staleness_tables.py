@@ -9,7 +9,7 @@ from fsm_trainer.analysis.source import Pick, Source
 from fsm_trainer.analysis.staleness import EFFECTS
 
 PARTS = ("staleness_at_start", "staleness_in_flight", "staleness_in_queue")
-_RATES = Pick(("reason", "train_version", "numerator", "denominator"), ("metric",), (("reason", EFFECTS),))
+RATES = Pick(("reason", "train_version", "numerator", "denominator"), ("metric",), (("reason", EFFECTS),))
 _LARGEST = "ratio_max"
 """The one effect of which groups of batches have the largest, not the mean."""
 
@@ -57,7 +57,7 @@ def _grouped(source: Source, known: pd.DataFrame, key: pd.Series) -> pd.DataFram
 
 def _rates(source: Source, known: pd.DataFrame, key: pd.Series) -> pd.DataFrame:
     """Each effect that is a rate: the sum of its numerators over the sum of its denominators, by group."""
-    rows = source.take(_RATES)
+    rows = source.take(RATES)
     group = pd.Series(key.to_numpy(), index=known["step"].fillna(-1).astype(np.int64))
     logged = pd.DataFrame(
         {
