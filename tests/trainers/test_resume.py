@@ -406,7 +406,7 @@ def test_what_a_preset_was_given_as_an_object_is_wanted_again(tmp_path: Path) ->
     small: dict[str, Any] = {"max_new_tokens": 2, "n_samples": 2, "rollout_host": "inline", "threads": 1}
     first = train(preset_config("quickstart", output_dir=str(tmp_path / "a"), max_steps=1, **small), rows=None)
     resume = TrainConfig.build({"resume": str(first.run.path), "max_steps": 2, "output_dir": str(tmp_path / "b")})
-    with pytest.raises(ConfigError, match="was given an object instead of --reward-fn-path; give one"):
+    with pytest.raises(ConfigError, match="was given an object instead of --reward-fn-path; give it again"):
         prepare(resume)
     assert train(resume, rows=None).outcome == "completed"
     assert not (tmp_path / "b" / "preset").exists()
