@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fsm_trainer.algorithms.losses import LossFn, LossInputs, LossOutput, Normalizers, merge
+from fsm_trainer.algorithms.losses import LossFn, LossInputs, LossOutput, LossReport, Normalizers, merge
 from fsm_trainer.algorithms.objective import Objective
 from fsm_trainer.engines.hf_batch import MicroBatch
 from fsm_trainer.engines.hf_policy import Policy
@@ -26,16 +26,10 @@ class BatchReport:
     """What a batch's passes measured."""
 
     loss: float
-    rates: dict[str, tuple[float, float]]
-    """Numerator and denominator of metrics that are quotients."""
-    values: dict[str, float]
-    """Metrics that are none."""
+    metrics: LossReport
+    """The loss's, and the gap's beside them."""
     gap: LogprobGap
     """Of the rollout's logprobs to those under the current weights."""
-
-    def metrics(self) -> dict[str, float]:
-        """Every metric as one number."""
-        return {**{name: top / bottom for name, (top, bottom) in self.rates.items()}, **self.values, "loss": self.loss}
 
 
 def backward(
@@ -81,6 +75,8 @@ def _frozen_logprobs(policy: Policy, batches: Sequence[MicroBatch], frozen: Froz
 
 def _report(outputs: list[LossOutput], gap: LogprobGap) -> BatchReport:
     report, tokens = merge(outputs), float(gap.tokens)
-    gaps = {"logprob_gap": (gap.absolute, tokens), "logprob_gap_signed": (gap.signed, tokens)}
     loss = float(torch.stack([output.loss.detach() for output in outputs]).sum())
-    return BatchReport(loss, {**report.rates, **gaps}, {**report.values, "logprob_gap_max": gap.largest}, gap)
+    gaps = {"logprob_gap": (gap.absolute, tokens), "logprob_gap_signed": (gap.signed, tokens)}
+    # A loss of one's own may leave its value out of its metrics.
+    rates = {**report.rates, **gaps, "loss": (loss, 1.0)}
+    return BatchReport(loss, LossReport(rates, {**report.values, "logprob_gap_max": gap.largest}), gap)

@@ -3,7 +3,7 @@
 FLOPs of a step count forward and backward once, without what is computed again to save memory (Chowdhery et al. 2022,
 appendix B):
 
-    6 x trunk parameters x tokens read + 6 x head parameters x tokens in the loss
+    6 x trunk parameters x tokens + 6 x head parameters x tokens in the loss
     + 6 x layers x width x sum of squared sequence lengths
 
 The last term is causal attention, half of the full square; width is heads x head dimension. With LoRA the

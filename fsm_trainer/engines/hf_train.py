@@ -108,6 +108,7 @@ class HFTrainEngine:
         self._model: PreTrainedModel | None = None
         self._reference: FrozenWeights | None = None
         self._steps = self._skipped = 0
+        # Settings that cut no batch are refused now, and not at the first one.
         self._plan([], packed=False)
 
     def start(self) -> None:
@@ -159,9 +160,8 @@ class HFTrainEngine:
             return TrainResult(False, self._steps, {**common, "skipped_steps": float(self._skipped)})
         self._step(lr, norm)
         speed = self._speed(policy, sequences, totals.tokens, started)
-        return TrainResult(
-            True, self._steps, {**report.metrics(), **common, **speed, "grad_norm": float(norm)}, report.rates
-        )
+        numbers = {**report.metrics.as_floats(), **common, **speed, "grad_norm": float(norm)}
+        return TrainResult(True, self._steps, numbers, report.metrics.rates)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> Scores:
         """Score given tokens with the current weights, computed as a step computes them."""

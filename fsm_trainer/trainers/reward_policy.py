@@ -30,7 +30,7 @@ class Judged:
     by_function: dict[str, list[float | None]]
     """What each function gave, before its weight."""
     metrics: dict[str, float]
-    """Counts of what went wrong, and each function's mean where there are several."""
+    """Counts of what went wrong."""
     message: str | None
     """What went wrong, in one line."""
 
@@ -76,8 +76,6 @@ class RewardPolicy:
             "reward_timeouts": float(timeouts),
             "reward_unscorable": float(sum(all(value is None for value in row) for row in zip(*values, strict=True))),
         }
-        if len(infos) > 1:
-            metrics.update({f"reward/{name}": _mean(column) for name, column in by_function.items()})
         return Judged(rewards, by_function, metrics, "; ".join(filter(None, messages)) or None)
 
     def _sum(self, row: Sequence[Value]) -> float | None:

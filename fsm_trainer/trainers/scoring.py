@@ -21,8 +21,8 @@ from fsm_trainer.data.reward_contracts import RewardFunction
 from fsm_trainer.data.reward_executor import RewardExecutor, ThreadRewards
 from fsm_trainer.data.rewards import RewardFn
 from fsm_trainer.engines.base import Rollout, Sample
-from fsm_trainer.trainers.reward_policy import RewardPolicy
-from fsm_trainer.trainers.scoring_rates import advantage_rates, group_rates, overlong_rates, reward_rates
+from fsm_trainer.trainers.reward_policy import Judged, RewardPolicy
+from fsm_trainer.trainers.scoring_rates import group_rates, overlong_rates, reward_rates
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Scored:
     function_rewards: dict[str, list[float | None]] = field(default_factory=dict)
     """What each reward function gave each sample, in the same order; None where it gave nothing."""
     reward_metrics: dict[str, float] = field(default_factory=dict)
-    """Counts of what went wrong with rewards and of groups, and the mean of each function where there are several."""
+    """Counts of what went wrong with rewards."""
     rates: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Numerator and denominator of what is a rate over the batch."""
+    """Numerator and denominator of what is a rate over the whole batch, groups not trained on included."""
     message: str | None = None
     """What went wrong with rewards, in one line."""
 
@@ -108,11 +108,7 @@ class Scorer:
         """
         begin = time.perf_counter()
         asked = self._asked(prompts, self.completions(prompts, rollout) if completions is None else completions)
-        values = self._rewards.score(asked, first_failure_ends=self._policy.on_error == "fail")
-        judged = self._policy.judge(self._rewards.infos, values, prompts.batch_id)
-        added = self._length_rewards(rollout)
-        if added:
-            judged = judged.with_function(OVERLONG, added)
+        judged, added = self._judge(asked, rollout, prompts.batch_id)
         scored = time.perf_counter()
         counts = [len(group) for group in rollout.groups]
         sequences, degenerate = materialize(
@@ -140,13 +136,17 @@ class Scorer:
             created_at_s=now_s,
         )
         texts = [completion.text for completion in asked.completions]
-        rates = {
-            **reward_rates(judged.rewards, judged.by_function),
-            **advantage_rates(used),
-            **group_rates(choice, len(groups)),
-            **(overlong_rates(added) if added else {}),
-        }
+        rates = {**reward_rates(judged.rewards, judged.by_function), **group_rates(choice, len(groups))}
+        if added:
+            rates |= overlong_rates(added)
         return Scored(batch, sequences, texts, degenerate, judged.by_function, judged.metrics, rates, judged.message)
+
+    def _judge(self, asked: RewardBatch, rollout: Rollout, batch_id: int) -> tuple[Judged, list[float]]:
+        """The rewards, the length penalty in them, and what that added to each."""
+        values = self._rewards.score(asked, first_failure_ends=self._policy.on_error == "fail")
+        judged = self._policy.judge(self._rewards.infos, values, batch_id)
+        added = self._length_rewards(rollout)
+        return (judged.with_function(OVERLONG, added) if added else judged), added
 
     def _length_rewards(self, rollout: Rollout) -> list[float]:
         """What the length penalty adds to each sample's reward; empty without one."""

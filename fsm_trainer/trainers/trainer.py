@@ -193,13 +193,13 @@ class Trainer:
 
 
 class PolicyOnlyTrainer(Trainer):
-    """The synchronous loop: generate, reward, train, sync, one after the other (`grpo`, `gspo`)."""
+    """The synchronous loop: generate, reward, train, sync, one after the other (`--algo` without `async-`)."""
 
     asynchronous = False
 
 
 class AsyncPolicyTrainer(Trainer):
-    """Generation runs ahead of training within the staleness bound (`async-grpo`, `async-gspo`).
+    """Generation runs ahead of training within the staleness bound (`--algo async-...`).
 
     With `queue`, producers outside the run make the batches: it trains on what they put, checks staleness by their
     stamps, ends when the queue is closed and empty, and calls `on_weights` (on a worker thread) with each version

@@ -165,8 +165,8 @@ def test_several_functions_are_summed_by_weight_over_those_that_apply(tokenizer:
     result = of_two(tokenizer, "fail", length, first_is_not_mine)
     assert [s.reward for s in result.batch.train_sequences] == [2.0, 2.5, 1.5, 4.5]
     assert result.function_rewards == {"length": [2, 2, 1, 4], "first_is_not_mine": [None, 1, 1, 1]}
-    assert result.reward_metrics["reward/length"] == 2.25
-    assert result.reward_metrics["reward/first_is_not_mine"] == 1.0
+    assert result.rates["reward/length"] == (9.0, 4.0)
+    assert result.rates["reward/first_is_not_mine"] == (3.0, 3.0)
     assert result.reward_metrics["reward_unscorable"] == 0
 
 

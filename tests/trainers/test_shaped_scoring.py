@@ -17,6 +17,7 @@ from fsm_trainer.data.rewards import RewardFn
 from fsm_trainer.data.tokenizer import load_tokenizer
 from fsm_trainer.engines.base import Rollout, Sample
 from fsm_trainer.trainers.scoring import Scored, Scorer
+from fsm_trainer.trainers.scoring_rates import advantage_rates
 from tests.trainers.helpers import prompt_batch, rollout
 
 CENTRED = replace(get_algorithm("grpo"), advantage=mean_centred_advantages)
@@ -106,11 +107,11 @@ def test_without_dynamic_sampling_every_group_is_used(tokenizer: Any) -> None:
 
 
 def test_advantages_are_described(tokenizer: Any) -> None:
-    scored = many(tokenizer, ["1222", "11"], is_one)
+    rates = advantage_rates(many(tokenizer, ["1222", "11"], is_one).batch.train_sequences)
     # Centred: 0.75 and three times -0.25; two zeros.
-    assert scored.rates["advantage_mean"] == (0.0, 6.0)
-    assert scored.rates["advantage_abs_mean"] == (1.5, 6.0)
-    assert scored.rates["advantage_square_mean"] == (0.75, 6.0)
+    assert rates["advantage_mean"] == (0.0, 6.0)
+    assert rates["advantage_abs_mean"] == (1.5, 6.0)
+    assert rates["advantage_square_mean"] == (0.75, 6.0)
 
 
 def test_long_completions_lose_reward_and_advantages_know_it(tokenizer: Any) -> None:
@@ -134,4 +135,4 @@ def test_a_masked_sample_stays_masked(tokenizer: Any) -> None:
     scorer = Scorer(tokenizer, only_short, CENTRED, overlong=OverlongPenalty(4, 2))
     scored = scorer.score(prompt_batch(), rollout(), rollout_time_s=0.0, now_s=0.0)
     assert not any(scored.sequences[3].loss_mask)
-    assert scored.rates["advantage_mean"][1] == 3.0
+    assert advantage_rates(scored.batch.train_sequences)["advantage_mean"][1] == 3.0
