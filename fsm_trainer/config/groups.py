@@ -188,7 +188,6 @@ class ObservabilitySettings(SettingsGroup):
         description="Batches whose completions are kept in samples/: all, none, or the newest N",
         json_schema_extra={"pattern": _SAMPLES_KEPT.pattern},
     )
-
     log_segment_mb: int = Field(
         0, ge=0, le=1 << 20, description="Megabytes after which the event log goes on in another file (0: one file)"
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from fsm_trainer.config.checkpoint import MANIFEST, RUN_CONFIG, Checkpoint, list_checkpoints, read_checkpoint
 from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
-from fsm_trainer.config.train_config import TrainConfig
+from fsm_trainer.config.train_config import TrainConfig, given_values
 
 LATEST = "latest"
 RUNS = Path("runs")
@@ -59,7 +59,7 @@ class ResumePoint:
         """ConfigError if a setting is changed that cannot be."""
         before = TrainConfig.build(self.values)
         for name in FIXED:
-            if name in TrainConfig.model_fields and getattr(config, name) != getattr(before, name):
+            if getattr(config, name) != getattr(before, name):
                 raise ConfigError(
                     f"{flag(name)} is {shown(getattr(config, name))}, but the run of {self.name} has "
                     f"{shown(getattr(before, name))}, and a resumed run cannot change it; leave it out, or start a "
@@ -127,11 +127,6 @@ def _latest() -> Checkpoint:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    """Settings of a `config.json` that are not at their defaults."""
-    values = json.loads(path.read_text(encoding="utf-8"))
-    fields = TrainConfig.model_fields
-    return {
-        name: value
-        for name, value in values.items()
-        if name not in _ANEW and (name not in fields or fields[name].default != value)
-    }
+    """The settings that a run which goes on takes over."""
+    given = given_values(path.read_text(encoding="utf-8"))
+    return {name: value for name, value in given.items() if name not in _ANEW}

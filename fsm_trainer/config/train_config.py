@@ -225,9 +225,13 @@ class TrainConfig(
     @classmethod
     def from_json(cls, text: str) -> TrainConfig:
         """Rebuild from `to_json`'s text. A value equal to its default counts as not given."""
-        values: dict[str, Any] = json.loads(text)
-        given = {k: v for k, v in values.items() if k not in cls.model_fields or cls.model_fields[k].default != v}
-        return cls.build(given)
+        return cls.build(given_values(text))
+
+
+def given_values(text: str) -> dict[str, Any]:
+    """What of a `config.json` is not at its default: it cannot be told whether the rest was given."""
+    values, fields = json.loads(text), TrainConfig.model_fields
+    return {name: value for name, value in values.items() if name not in fields or fields[name].default != value}
 
 
 def _describe(error: ErrorDetails, origin: dict[str, str]) -> str:
