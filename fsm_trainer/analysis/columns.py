@@ -18,7 +18,7 @@ _EFFECTS = {
 
 COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
     "batches_frame": {
-        "batch_id": ("", "prompt batch, from 0 in order of admission"),
+        "batch_id": ("", "prompt batch, in order of admission; from 0, a resumed run counts on"),
         "worker": ("", "rollout worker that carried it"),
         "engine": ("", "rollout engine that generated it"),
         "state": ("", "how it ended: trained, dropped, failed, cancelled; or open"),

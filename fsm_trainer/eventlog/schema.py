@@ -72,7 +72,7 @@ COLUMNS: dict[str, str] = {
     "source": "state the machine was in",
     "dest": "state the machine is in from now on",
     "cause_seq": "seq of the row that this one answers: of an input, the command it completes",
-    "batch_id": "prompt batch concerned, numbered from 0 in order of admission",
+    "batch_id": "prompt batch concerned, numbered in order of admission; from 0, a resumed run counts on",
     "engine": "rollout engine concerned, numbered from 0",
     "rollout_version_first": "policy version at the batch's first token",
     "rollout_version_last": "policy version at the batch's last token, or that an engine serves",
