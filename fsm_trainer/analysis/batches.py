@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from fsm_trainer.analysis.entities import BATCH_ENDS
 from fsm_trainer.analysis.source import Floats, Ints, Mask, Pick, Rows, Run, Source, nullable
 from fsm_trainer.analysis.timing import OPERATIONS, STEPS, Steps, operations_of
 
@@ -31,7 +32,6 @@ _AMONG = (("machine", ("rollout", "batch", "trainer")), ("trigger", _TRIGGERS))
 _STAGES = Pick(_COLUMNS, ("transition",), _AMONG)
 PICKS = (_STAGES, STEPS, *OPERATIONS)
 """What a frame of batches needs of a log."""
-_ENDS = ("trained", "dropped", "failed", "cancelled")
 _OPERATIONS = {"generate": "generate_op_s", "reward": "reward_op_s", "train": "train_op_s"}
 
 
@@ -107,7 +107,7 @@ class _Stages:
     def ended(self) -> Rows:
         """How batches ended."""
         dest = self.rows.texts("dest")
-        return self.of_stage(self.rows.equal(machine="batch") & np.isin(dest, _ENDS))
+        return self.of_stage(self.rows.equal(machine="batch") & np.isin(dest, BATCH_ENDS))
 
     def frame(self) -> pd.DataFrame:
         """What the stages' rows say."""
@@ -117,7 +117,7 @@ class _Stages:
         )
         generated, ended = self.stage(machine="batch", trigger="generated"), self.ended()
         state = self.words(ended, "dest")
-        state = state.set_categories([*_ENDS, "open"]).fillna("open")
+        state = state.set_categories([*BATCH_ENDS, "open"]).fillna("open")
         version = self.whole(generated, "rollout_version_first").fillna(self.whole(started, "rollout_version_first"))
         frame: pd.DataFrame = pd.DataFrame(
             {

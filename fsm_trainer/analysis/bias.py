@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from fsm_trainer.analysis.batches import batches_frame
+from fsm_trainer.analysis.samples import read_files
 from fsm_trainer.analysis.source import Source
 
 MEASURES = ("tokens", "reward", "generate_s")
@@ -23,15 +23,14 @@ _WANTED = ["batch_id", "prompt_len", "tokens", "reward", "finish_reason"]
 
 def sample_lengths(folder: Path) -> pd.DataFrame | None:
     """One row per kept sample: `batch_id`, `tokens` of its completion, `reward`, `truncated`; None if none is kept."""
-    tables = [_lengths(path) for path in sorted((folder / "samples").glob("*.parquet"))]
+    tables = read_files(sorted((folder / "samples").glob("*.parquet")), _WANTED)
     if not tables:
         return None
-    samples: pd.DataFrame = pd.concat(tables, ignore_index=True)
+    samples: pd.DataFrame = pd.concat([_lengths(table) for table in tables], ignore_index=True)
     return samples
 
 
-def _lengths(path: Path) -> pd.DataFrame:
-    table = pq.read_table(path, columns=_WANTED)
+def _lengths(table: pa.Table) -> pd.DataFrame:
     length = pc.subtract(pc.list_value_length(table["tokens"]), table["prompt_len"])
     columns = {
         "batch_id": table["batch_id"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 _SINCE = "s since the log's first row"
 _S, _STEPS, _VERSION = "s", "optimiser steps", "optimiser steps"
 
-_EFFECTS = {
+EFFECTS = {
     "reward_mean": ("", "mean reward of its samples"),
     "ratio_mean": ("", "mean importance ratio of the trained policy to the one that sampled; 1 on fresh weights"),
     "ratio_max": ("", "largest importance ratio"),
@@ -15,6 +15,7 @@ _EFFECTS = {
     "effective_sample_size": ("share", "of the importance weights"),
     "logprob_gap": ("nats", "mean gap of the trainer's logprobs to the rollout's, a token"),
 }
+"""Metrics of a step that staleness may show in; docs/metrics.md says what each is made of."""
 
 COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
     "batches_frame": {
@@ -104,7 +105,7 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
         "staleness_in_flight": (_STEPS, "as in batches_frame"),
         "staleness_in_queue": (_STEPS, "as in batches_frame"),
         "tokens": ("tokens", "generated"),
-        **_EFFECTS,
+        **EFFECTS,
     },
     "sync_frame": {
         "version": (_VERSION, "version that was published"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fsm_trainer.analysis.source import NS, Source
-from fsm_trainer.analysis.summary import Summary, summarize_log
+from fsm_trainer.analysis.summary import summarize_log
 from fsm_trainer.eventlog.reader import EventLog
 
 _LAST_SHARE = 0.1
@@ -32,7 +32,7 @@ def figures(log: EventLog) -> dict[str, float | int | str | None]:
         "optimiser steps": summary.steps,
         **{f"batches {state}": count for state, count in summary.batches.items()},
         **{f"dropped as {reason}": count for reason, count in summary.drops.items()},
-        "mean staleness of trained batches": _mean_staleness(summary),
+        "mean staleness of trained batches": summary.mean_staleness,
         "reward, last tenth of the steps": final_reward(log),
     }
     if summary.sides is not None:
@@ -74,8 +74,3 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[f"{prefix}.{name}"] = value
     return found
-
-
-def _mean_staleness(summary: Summary) -> float | None:
-    trained = sum(row.trained for row in summary.staleness)
-    return sum(row.staleness * row.trained for row in summary.staleness) / trained if trained else None

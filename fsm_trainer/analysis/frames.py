@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from fsm_trainer.analysis.entities import BATCH_ENDS
 from fsm_trainer.eventlog.reader import EventLog, read_log
 from fsm_trainer.eventlog.schema import SCHEMA
 
 _NAMES = ["machine", "entity"]
-TERMINAL_BATCH_STATES = ("trained", "dropped", "failed", "cancelled")
 
 
 def load_events(run: str | Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -72,7 +72,7 @@ def operations(events: pd.DataFrame) -> pd.DataFrame:
 def ended_batches(events: pd.DataFrame) -> pd.DataFrame:
     """One row per batch that ended: batch_id, state, reason, staleness, rollout version, when."""
     moves = rows_of(events, "transition", machine="batch")
-    ends = moves[moves["dest"].isin(TERMINAL_BATCH_STATES)]
+    ends = moves[moves["dest"].isin(BATCH_ENDS)]
     columns = ["batch_id", "dest", "reason", "staleness", "rollout_version_first", "engine", "t_ns"]
     batches: pd.DataFrame = ends[columns].rename(columns={"dest": "state"}).reset_index(drop=True)
     return batches

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fsm_trainer.analysis.causes import CAUSES
+from fsm_trainer.analysis.entities import BATCH_ENDS, place_of
 
 COLUMNS = (
     "seq",
@@ -41,7 +42,6 @@ _KEPT = 5
 """Newest drops and errors shown."""
 _METRICS = ("reward_mean", "loss")
 _FAILURES = ("failed", "engine_died", "stop")
-_ORDER = {"run": 0, "trainer": 1, "rollout": 2, "engine": 3}
 Row = dict[str, Any]
 
 
@@ -108,10 +108,13 @@ class LiveRun:
             "rollout_versions": {str(engine): version for engine, version in sorted(self._versions.items())},
             "batches": dict(self._batches),
             "staleness": {str(value): count for value, count in sorted(self._staleness.items())},
-            "machines": [self._shown(name, m, now_ns) for name, m in sorted(self._machines.items(), key=_place)],
+            "machines": [self._shown(name, machine, now_ns) for name, machine in self._in_order()],
             "drops": [self._event(row) for row in self._drops],
             "errors": [self._event(row) for row in self._errors],
         }
+
+    def _in_order(self) -> list[tuple[str, _Machine]]:
+        return sorted(self._machines.items(), key=lambda item: place_of(item[1].kind, item[0]))
 
     def _row(self, row: Row) -> None:
         kind = row["kind"]
@@ -150,7 +153,7 @@ class LiveRun:
     def _batch(self, row: Row) -> None:
         if row["trigger"] == "generated" and row["tokens"]:
             self._tokens.append((row["t_ns"], row["tokens"]))
-        if row["dest"] in ("trained", "dropped", "failed", "cancelled"):
+        if row["dest"] in BATCH_ENDS:
             self._batches[row["dest"]] += 1
             if row["dest"] == "trained" and row["staleness"] is not None:
                 self._staleness[row["staleness"]] += 1
@@ -199,9 +202,3 @@ class LiveRun:
             "reason": row["reason"],
             "message": row["message"],
         }
-
-
-def _place(item: tuple[str, _Machine]) -> tuple[int, int, str]:
-    name, machine = item
-    tail = name.rpartition("-")[2]
-    return _ORDER.get(machine.kind, len(_ORDER)), int(tail) if tail.isdecimal() else 0, name

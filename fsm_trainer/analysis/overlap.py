@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from fsm_trainer.analysis.frames import residency, rows_of
+from fsm_trainer.analysis.source import NS
 
-NS = 1e9
 _BALANCED = 0.1
 """Sides whose busy shares differ by no more than this are balanced."""
 _WORKING = ("loading", "generating", "rewarding")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from fsm_trainer.analysis.overlap import NS
+from fsm_trainer.analysis.entities import place_of
+from fsm_trainer.analysis.source import NS
 from fsm_trainer.analysis.summary import ResidencyRow, Summary
-
-_MACHINES = ("run", "trainer", "rollout", "engine")
 
 
 def render(summary: Summary) -> str:
@@ -59,8 +58,7 @@ def _render_batches(summary: Summary) -> list[str]:
 
 
 def _render_residency(rows: Sequence[ResidencyRow]) -> list[str]:
-    order = {name: position for position, name in enumerate(_MACHINES)}
-    ordered = sorted(rows, key=lambda row: order.get(row.machine, len(order)))
+    ordered = sorted(rows, key=lambda row: place_of(row.machine, row.entity))
     lines = []
     for entity, group in groupby(ordered, key=lambda row: row.entity):
         lines.append(f"{entity:<18}        seconds       %")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from fsm_trainer.analysis.entities import MACHINES
 from fsm_trainer.analysis.source import NS, Floats, Run, Source
-from fsm_trainer.analysis.timing import MACHINES, moves_of, spans_of
+from fsm_trainer.analysis.timing import moves_of, spans_of
 
 _KEYS = ["machine", "entity", "state", "cause"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -28,15 +29,24 @@ def load_samples(run: str | Path) -> pd.DataFrame:
     return ordered
 
 
+def read_files(paths: Iterable[Path], columns: Sequence[str] | None = None) -> list[pa.Table]:
+    """The samples in these files, of `columns` those that a file has. ValueError for one that is not whole."""
+    return [table for path in paths if (table := _read_file(path, columns)) is not None]
+
+
+def _read_file(path: Path, columns: Sequence[str] | None) -> pa.Table | None:
+    try:
+        file = pq.ParquetFile(path)
+        there = file.schema_arrow.names
+        return file.read(columns=None if columns is None else [name for name in columns if name in there])
+    except FileNotFoundError:
+        return None  # a run that is going on keeps the newest only
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} is no whole Parquet file: {error}") from error
+
+
 def _read(folder: Path) -> pa.Table:
-    tables = []
-    for path in sorted(folder.glob("*.parquet")):
-        try:
-            tables.append(pq.ParquetFile(path).read())
-        except FileNotFoundError:
-            continue  # a run that is going on keeps the newest only
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"{path} is no whole Parquet file: {error}") from error
+    tables = read_files(sorted(folder.glob("*.parquet")))
     if not tables:
         raise ValueError(
             f"{folder} holds no samples: the run has generated none yet, or it was started with --log-samples none"

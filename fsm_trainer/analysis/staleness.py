@@ -6,21 +6,11 @@ import numpy as np
 import pandas as pd
 
 from fsm_trainer.analysis.batches import PICKS, batches_frame
+from fsm_trainer.analysis.columns import EFFECTS
 from fsm_trainer.analysis.source import Run, Source
 from fsm_trainer.analysis.steps import METRICS, metrics_wide
 from fsm_trainer.analysis.timing import Steps
 
-EFFECTS = (
-    "reward_mean",
-    "ratio_mean",
-    "ratio_max",
-    "clip_fraction_low",
-    "clip_fraction_high",
-    "approx_kl",
-    "effective_sample_size",
-    "logprob_gap",
-)
-"""Metrics of a step that staleness may show in; docs/metrics.md says what each is."""
 _OF_BATCH = [
     "batch_id",
     "engine",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from fsm_trainer.analysis.columns import EFFECTS
 from fsm_trainer.analysis.source import Pick, Source
-from fsm_trainer.analysis.staleness import EFFECTS
 
 PARTS = ("staleness_at_start", "staleness_in_flight", "staleness_in_queue")
-RATES = Pick(("reason", "train_version", "numerator", "denominator"), ("metric",), (("reason", EFFECTS),))
+RATES = Pick(("reason", "train_version", "numerator", "denominator"), ("metric",), (("reason", tuple(EFFECTS)),))
 _LARGEST = "ratio_max"
 """The one effect of which groups of batches have the largest, not the mean."""
 

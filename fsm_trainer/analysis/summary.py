@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from fsm_trainer.analysis import frames, overlap
+from fsm_trainer.analysis.entities import BATCH_ENDS
 from fsm_trainer.analysis.overlap import Overlap, Sides
 from fsm_trainer.eventlog.reader import EventLog, read_log
 from fsm_trainer.eventlog.schema import CONFIG_KEY, RUN_KEY
@@ -79,6 +80,12 @@ class Summary:
     first_version: int = 0
     """Optimiser steps taken before it."""
 
+    @property
+    def mean_staleness(self) -> float | None:
+        """Of the trained batches, optimiser steps; None without any."""
+        trained = sum(row.trained for row in self.staleness)
+        return sum(row.staleness * row.trained for row in self.staleness) / trained if trained else None
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         return asdict(self)
@@ -136,7 +143,7 @@ def batch_counts(events: pd.DataFrame, ended: pd.DataFrame) -> dict[str, int]:
     """How many batches were admitted, reached each terminal state, and are open."""
     admitted = len(frames.rows_of(events, "transition", machine="rollout", trigger="admit"))
     counts = ended["state"].value_counts()
-    by_state = {state: int(counts.get(state, 0)) for state in frames.TERMINAL_BATCH_STATES}
+    by_state = {state: int(counts.get(state, 0)) for state in BATCH_ENDS}
     return {"admitted": admitted, **by_state, "open": admitted - len(ended)}
 
 

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fsm_trainer.analysis.entities import place_of
 from fsm_trainer.analysis.trace_json import Args, TraceWriter
 from fsm_trainer.eventlog.reader import EventLog
 
@@ -41,7 +42,6 @@ COLUMNS = (
     "message",
 )
 """Columns of the log that it needs."""
-_PLACES = {"run": 0, "trainer": 1, "rollout": 100, "engine": 10_000}
 _LOOP = "loop"
 Row = dict[str, Any]
 
@@ -76,7 +76,7 @@ def write_timeline(log: EventLog, out: TextIO) -> dict[str, int]:
         raise ValueError(f"{log.path} holds no event, so there is no timeline")
     first, last = (int(log.table["t_ns"][at].as_py()) for at in (0, log.table.num_rows - 1))
     walk = _Walk(TraceWriter(out, f"fsm_trainer {log.path.parent.name}", first), first)
-    for name, place in _tracks(log.table):
+    for place, name in enumerate(_tracks(log.table)):
         walk.trace.track(name, place)
     for row in _rows(log.table):
         walk.take(row)
@@ -84,19 +84,13 @@ def write_timeline(log: EventLog, out: TextIO) -> dict[str, int]:
     return {name: walk.trace.counts[name] for name in ("slices", "instants", "counters", "flows")}
 
 
-def _tracks(table: pa.Table) -> list[tuple[str, int]]:
-    """The loop and every machine but the batches, each with its place."""
+def _tracks(table: pa.Table) -> list[str]:
+    """The loop and every machine but the batches, in order."""
     known = table.filter(pc.field("machine").isin(["trainer", "rollout", "engine"]) & pc.field("kind").isin(_KINDS))
     pairs = known.select(["machine", "entity"]).group_by(["machine", "entity"]).aggregate([]).to_pylist()
-    named = {row["entity"]: _PLACES[row["machine"]] + _number(row["entity"]) for row in pairs if row["entity"]}
-    # Syncs and drops are marked on it though they may name no machine.
-    named.setdefault("trainer", _PLACES["trainer"])
-    return sorted([(_LOOP, _PLACES["run"]), *named.items()], key=lambda pair: pair[1])
-
-
-def _number(entity: str) -> int:
-    tail = entity.rpartition("-")[2]
-    return int(tail) if tail.isdecimal() else 0
+    # Syncs and drops are marked on the trainer's though they may name no machine.
+    named = {"trainer": "trainer", **{row["entity"]: row["machine"] for row in pairs if row["entity"]}}
+    return [_LOOP, *sorted(named, key=lambda entity: place_of(named[entity], entity))]
 
 
 def _rows(table: pa.Table) -> Iterator[Row]:

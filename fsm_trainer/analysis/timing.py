@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from fsm_trainer.analysis.entities import MACHINES
 from fsm_trainer.analysis.source import NS, Floats, Ints, Pick, Rows, Source
 
 STEPS = Pick(("seq", "t_ns", "trigger", "train_version", "batch_id"), ("version", "sync"))
 ISSUED = Pick(("seq", "trigger", "batch_id", "engine", "train_version"), ("command",))
 ENDED = Pick(("t_ns", "trigger", "cause_seq", "started_ns", "finished_ns"), ("input",))
 OPERATIONS = (ISSUED, ENDED)
-MACHINES = ("run", "trainer", "rollout", "engine")
 
 
 def moves_of(*machines: str) -> Pick:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from fsm_trainer.analysis.samples import read_files
 
 FILES = 3
 """Newest files of batches that samples are taken from."""
@@ -29,9 +28,8 @@ class Sample:
 
 def some_samples(run: Path) -> tuple[list[Sample], str]:
     """The samples, and a sentence that says which they are or why there are none."""
-    rows: list[dict[str, Any]] = []
-    for path in sorted((run / "samples").glob("*.parquet"))[-FILES:]:
-        rows += _read(path)
+    newest = sorted((run / "samples").glob("*.parquet"))[-FILES:]
+    rows = [{**dict.fromkeys(_COLUMNS), **row} for t in read_files(newest, _COLUMNS) for row in t.to_pylist()]
     scored = sorted((row for row in rows if row["reward"] is not None), key=lambda row: row["reward"])
     if not scored:
         return [], "The run kept no samples with a reward."
@@ -43,18 +41,6 @@ def some_samples(run: Path) -> tuple[list[Sample], str]:
         f"fsm-replay samples prints all."
     )
     return [*(_sample("Best", row) for row in best), *(_sample("Worst", row) for row in worst)], note
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        file = pq.ParquetFile(path)
-        known = [name for name in _COLUMNS if name in file.schema_arrow.names]
-        rows: list[dict[str, Any]] = file.read(columns=known).to_pylist()
-    except FileNotFoundError:
-        return []  # a run that is going on keeps the newest only
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is no whole Parquet file: {error}") from error
-    return [{**dict.fromkeys(_COLUMNS), **row} for row in rows]
 
 
 def _sample(kind: str, row: dict[str, Any]) -> Sample:

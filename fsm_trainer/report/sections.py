@@ -77,8 +77,6 @@ def key_figures(data: RunData) -> tuple[tuple[str, str], ...]:
     """The figures to see first."""
     s = data.summary
     steps = data.steps
-    trained = sum(row.trained for row in s.staleness)
-    stale = sum(row.staleness * row.trained for row in s.staleness) / trained if trained else float("nan")
     tokens = float(data.staleness["tokens"].fillna(0).sum())
     reward = final_reward(data.log)
     figures = [
@@ -87,7 +85,7 @@ def key_figures(data: RunData) -> tuple[tuple[str, str], ...]:
         ("Seconds a step", number(float(steps["interval_s"].mean())) if len(steps) else "-"),
         ("Generated tokens a second", f"{tokens / data.wall_s:,.0f}" if data.wall_s and tokens else "-"),
         ("Reward, last tenth of the steps", "-" if reward is None else number(reward)),
-        ("Mean staleness", number(stale)),
+        ("Mean staleness", "-" if s.mean_staleness is None else number(s.mean_staleness)),
         ("Batches trained", f"{s.batches['trained']} of {s.batches['admitted']}"),
         ("Batches dropped", str(s.batches["dropped"])),
     ]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fsm_trainer.analysis.entities import place_of
 from fsm_trainer.analysis.residency import residency_frame
 from fsm_trainer.report.buckets import of_steps
 from fsm_trainer.report.chart import (
@@ -104,8 +105,7 @@ def residency(data: RunData) -> Chart | None:
     found = [row for row in data.summary.residency if row.machine in _MACHINES and row.share > 0]
     if not found:
         return None
-    order = {name: place for place, name in enumerate(_MACHINES)}
-    found.sort(key=lambda row: (order[row.machine], _number_of(row.entity), -row.share))
+    found.sort(key=lambda row: (place_of(row.machine, row.entity), -row.share))
     entities = list(dict.fromkeys(row.entity for row in found))
     labels = list(dict.fromkeys(_label(row.state, row.cause) for row in sorted(found, key=lambda row: -row.share)))
     colours = _colours({_label(row.state, row.cause): (row.state, row.cause) for row in found})
@@ -222,13 +222,7 @@ def _colours(names: dict[str, tuple[Any, Any]]) -> dict[str, str]:
 
 
 def _in_order(spans: pd.DataFrame) -> pd.DataFrame:
-    place = spans["machine"].astype(str).map({name: at for at, name in enumerate(_MACHINES)})
-    ordered: pd.DataFrame = spans.assign(place=place, number=spans["entity"].astype(str).map(_number_of)).sort_values(
-        ["place", "number", "start_s"], kind="stable"
-    )
+    names = zip(spans["machine"].astype(str), spans["entity"].astype(str), strict=True)
+    places = pd.DataFrame([place_of(*each) for each in names], columns=["kind", "number"], index=spans.index)
+    ordered: pd.DataFrame = spans.join(places).sort_values(["kind", "number", "start_s"], kind="stable")
     return ordered
-
-
-def _number_of(entity: str) -> int:
-    tail = entity.rpartition("-")[2]
-    return int(tail) if tail.isdecimal() else 0
