@@ -1,6 +1,6 @@
 """One run in numbers: how it ended, what became of its batches, where its time went.
 
-Computes from the event log alone; `analysis.report` renders it for people.
+Computes from the event log alone; `analysis.summary_text` renders it for people.
 """
 
 from __future__ import annotations

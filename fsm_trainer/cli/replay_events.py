@@ -81,7 +81,7 @@ def _origin_ns(log: EventLog) -> int:
 
 def _json_lines(table: pa.Table) -> Iterator[str]:
     from fsm_trainer.eventlog.reader import records
-    from fsm_trainer.replay.report import filled
+    from fsm_trainer.replay.verify_text import filled
 
     for record in records(table):
         values = filled(record)
@@ -95,7 +95,7 @@ def _json_lines(table: pa.Table) -> Iterator[str]:
 def _text_lines(table: pa.Table, origin_ns: int) -> Iterator[str]:
     """Seq, seconds since the run began, kind, machine, and every other filled column."""
     from fsm_trainer.eventlog.reader import records
-    from fsm_trainer.replay.report import filled
+    from fsm_trainer.replay.verify_text import filled
 
     for record in records(table):
         values = filled(record)

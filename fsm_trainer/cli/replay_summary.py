@@ -16,8 +16,8 @@ def add(commands: Any) -> None:
 
 
 def _summary(args: argparse.Namespace) -> int:
-    from fsm_trainer.analysis.report import render
     from fsm_trainer.analysis.summary import COLUMNS, summarize_log
+    from fsm_trainer.analysis.summary_text import render
     from fsm_trainer.eventlog.reader import read_log
 
     log = read_log(args.run, columns=COLUMNS)
@@ -27,8 +27,8 @@ def _summary(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from fsm_trainer.replay.report import render, to_json
     from fsm_trainer.replay.verify import verify
+    from fsm_trainer.replay.verify_text import render, to_json
 
     result = verify(args.run)
     print(json.dumps(to_json(result), indent=2) if args.json else render(result))

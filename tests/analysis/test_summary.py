@@ -11,8 +11,8 @@ import pytest
 from fsm_trainer.analysis import load_events, summarize
 from fsm_trainer.analysis.frames import ended_batches, intervals, operations, residency
 from fsm_trainer.analysis.overlap import measure_sides, training_window
-from fsm_trainer.analysis.report import render
 from fsm_trainer.analysis.summary import StalenessRow, Summary
+from fsm_trainer.analysis.summary_text import render
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import CommandKind, Record, RecordKind
 from fsm_trainer.eventlog.schema import LOG_NAME, log_metadata

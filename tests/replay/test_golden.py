@@ -12,8 +12,8 @@ from fsm_trainer.core.events import RecordKind
 from fsm_trainer.eventlog.compact import same_rows
 from fsm_trainer.eventlog.layout import later_segments
 from fsm_trainer.eventlog.reader import read_log, records
-from fsm_trainer.replay.report import render
 from fsm_trainer.replay.verify import verify
+from fsm_trainer.replay.verify_text import render
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LOGS = sorted(path for path in GOLDEN.glob("*/*") if path.is_dir())

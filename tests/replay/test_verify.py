@@ -13,8 +13,8 @@ from fsm_trainer.eventlog.reader import read_log, records
 from fsm_trainer.eventlog.schema import CONFIG_KEY, LOG_NAME, POLICY_KEY, log_metadata
 from fsm_trainer.eventlog.writer import write_log
 from fsm_trainer.replay import verify as verify_module
-from fsm_trainer.replay.report import render, to_json
 from fsm_trainer.replay.verify import VerifyResult, verify
+from fsm_trainer.replay.verify_text import render, to_json
 from tests.replay.virtual_run import log_of, virtual_run
 
 CONFIG = SchedulerConfig(max_steps=4)
