@@ -38,8 +38,6 @@ ROOMS: dict[str, set[str]] = {
         "data",
         "config",
         "presets",
-        "replay",
-        "analysis",
         "tracking",
     },
     "cli": {

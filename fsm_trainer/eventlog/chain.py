@@ -25,6 +25,16 @@ class Chain:
     """Files of the log that were not read, since what comes before them is not whole."""
 
     @property
+    def rows(self) -> int:
+        """Good rows in all of them."""
+        return sum(segment.rows for segment in self.segments)
+
+    @property
+    def last_kind(self) -> str | None:
+        """The kind of the last row; None without any."""
+        return next((s.last_kind for s in reversed(self.segments) if s.last_kind is not None), None)
+
+    @property
     def dropped_bytes(self) -> int:
         """Bytes that could not be used."""
         last = self.segments[-1]

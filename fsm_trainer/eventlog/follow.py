@@ -121,11 +121,11 @@ class LogFollower:
     def _frame(self, buffer: pa.Buffer) -> Frame | None:
         try:
             frame = read_frame(buffer, self._taken)
-        except FrameError as error:
+        except FrameError:
             # A message longer than the window looks torn for ever: look further next time.
             whole = buffer.size < self._window
             self._window = _WINDOW if whole or self._taken else self._window * 2
-            raise error
+            raise
         self._window = _WINDOW
         return frame
 

@@ -100,8 +100,7 @@ def read_log(run: str | Path, *, columns: Sequence[str] | None = None, take: Tak
     tables = [table for segment in chain.segments for table in segment.tables]
     empty = schema.empty_table() if take is None else take(schema.empty_table())
     table = _known_columns_first(pa.concat_tables([empty, *tables]), names)
-    last = next((s.last_kind for s in reversed(chain.segments) if s.last_kind is not None), None)
-    return _event_log(path, table, head.metadata, chain, last, writing=writing)
+    return _event_log(path, table, head.metadata, chain, chain.last_kind, writing=writing)
 
 
 def records(table: pa.Table) -> Iterator[Record]:

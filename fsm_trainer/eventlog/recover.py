@@ -53,10 +53,7 @@ def recover(run: str | Path, *, force: bool = False) -> Recovery:
 
 def _recover(path: Path, force: bool) -> Recovery:
     chain = read_chain(path, writing=False, columns=["seq", "kind"])
-    rows = sum(segment.rows for segment in chain.segments)
-    tables = [table for segment in chain.segments for table in segment.tables]
-    complete = bool(tables) and tables[-1]["kind"][-1].as_py() == RecordKind.RUN_END.value
-    stopped = chain.stopped
+    rows, stopped, complete = chain.rows, chain.stopped, chain.last_kind == RecordKind.RUN_END.value
     if stopped is None:
         return Recovery(path, rows, complete, 0, (), None)
     if not stopped.torn and not force:
