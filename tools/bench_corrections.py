@@ -1,13 +1,12 @@
 """What staleness costs, and what each off-policy correction gives back: reward after a fixed number of samples.
 
-    python tools/bench_corrections.py [--task sort] [--seeds 5] [--steps 150] [--jobs 2] [--out docs/off-policy]
+    python tools/bench_corrections.py [--task sort] [--seeds 5] [--steps 200] [--jobs 2] [--out docs/off-policy]
 
 Trains the tiny model with the real engines at a fixed staleness: step t learns from completions of the weights after
 t - staleness steps, as `--async-admission lockstep` has it once the pipeline is full, but in one process without a
-scheduler, so that hundreds of runs take minutes. Prints a table: mean and spread (standard deviation over the seeds) of
-the reward over the last tenth of the steps. With --out the numbers are kept as JSON, so that a
-later call only runs what is missing, and plotted.
-docs/off-policy.md shows its output.
+scheduler, so that a run takes seconds. Prints a table: mean and spread (standard deviation over the seeds) of the
+reward over the last tenth of the steps. With --out the numbers are kept as JSON, so that a later call only runs what
+is missing, and plotted. docs/off-policy.md shows its output.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import random
 import statistics
 import tempfile
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -127,22 +125,26 @@ def run(case: Case) -> float:
     return statistics.mean(rewards[-max(1, case.steps // 10) :])
 
 
-def all_cases(args: argparse.Namespace) -> Iterator[Case]:
-    """Every combination that was asked for."""
-    for correction in args.corrections:
-        for staleness in args.staleness:
-            for seed in range(args.seeds):
-                yield Case(args.task, correction, staleness, seed, args.steps, args.lr)
+def cases_of(args: argparse.Namespace, correction: str, staleness: int) -> list[Case]:
+    """One cell of the table, a case a seed. Every correction leaves fresh batches as they are: those are run once."""
+    name = correction if staleness else "none"
+    return [Case(args.task, name, staleness, seed, args.steps, args.lr) for seed in range(args.seeds)]
+
+
+def all_cases(args: argparse.Namespace) -> list[Case]:
+    """Every combination that was asked for, each once."""
+    cells = [cases_of(args, correction, staleness) for correction in args.corrections for staleness in args.staleness]
+    return list(dict.fromkeys(case for cell in cells for case in cell))
 
 
 def table(rewards: dict[Case, float], args: argparse.Namespace) -> str:
     """Mean and spread over the seeds, a line a correction, as a table of markdown."""
-    lines = ["| correction | " + " | ".join(f"staleness {s}" for s in args.staleness) + " |", "|---" * 6 + "|"]
-    lines[1] = "|---|" + "---|" * len(args.staleness)
+    head = "| correction | " + " | ".join(f"staleness {staleness}" for staleness in args.staleness) + " |"
+    lines = [head, "|---" * (1 + len(args.staleness)) + "|"]
     for correction in args.corrections:
         cells = []
         for staleness in args.staleness:
-            found = [r for case, r in rewards.items() if (case.correction, case.staleness) == (correction, staleness)]
+            found = [rewards[case] for case in cases_of(args, correction, staleness)]
             spread = statistics.stdev(found) if len(found) > 1 else 0.0
             cells.append(f"{statistics.mean(found):.3f} ± {spread:.3f}")
         lines.append(f"| `{correction}` | " + " | ".join(cells) + " |")
@@ -158,9 +160,7 @@ def write_plot(rewards: dict[Case, float], args: argparse.Namespace, path: Path)
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for offset, correction in enumerate(args.corrections):
-        found = [
-            [r for c, r in rewards.items() if (c.correction, c.staleness) == (correction, s)] for s in args.staleness
-        ]
+        found = [[rewards[case] for case in cases_of(args, correction, staleness)] for staleness in args.staleness]
         places = [index + 0.06 * (offset - len(args.corrections) / 2) for index in range(len(args.staleness))]
         spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in found]
         axes.errorbar(places, [statistics.mean(values) for values in found], spread, capsize=2, label=correction)
@@ -181,7 +181,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--corrections", nargs="+", choices=CORRECTIONS, default=list(CORRECTIONS))
     parser.add_argument("--staleness", nargs="+", type=int, default=list(STALENESS))
     parser.add_argument("--seeds", type=int, default=5, help="runs of each kind (default: 5)")
-    parser.add_argument("--steps", type=int, default=150, help="optimiser steps a run (default: 150)")
+    parser.add_argument("--steps", type=int, default=200, help="optimiser steps a run (default: 200)")
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate (default: 0.002)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
     parser.add_argument(
@@ -203,7 +203,7 @@ def main() -> None:
     args = parse_args()
     path = None if args.out is None else Path(f"{args.out}-{args.task}.json")
     known = load(path)
-    cases = list(all_cases(args))
+    cases = all_cases(args)
     missing = [case for case in cases if case not in known]
     with ProcessPoolExecutor(args.jobs) as pool:
         for case, value in zip(missing, pool.map(run, missing), strict=True):
