@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     # Takes the log's rows from the loop, as a sink, and tells failures as the threads there do.
     "tracking": {"core", "eventlog", "analysis", "runtime.loop", "runtime.failures"},
     "simulate": {"core", "eventlog", "runtime", "engines.fake_behaviour"},
-    "report": {"core", "eventlog", "analysis", "simulate"},
+    "report": {"eventlog", "analysis", "simulate"},
     "testing": {"core", "runtime", "engines", "simulate"},
     "trainers": {
         "core",

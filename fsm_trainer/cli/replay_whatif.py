@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fsm_trainer.cli.replay_args import OK, add_command, count
+from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, count, tell_problem
 
 if TYPE_CHECKING:
     from fsm_trainer.simulate.settings import Setting
@@ -50,6 +50,7 @@ def add(commands: Any) -> None:
 
 
 def _whatif(args: argparse.Namespace) -> int:
+    from fsm_trainer.eventlog.reader import read_log
     from fsm_trainer.simulate.settings import USUAL
     from fsm_trainer.simulate.whatif import Scales, whatif
 
@@ -58,9 +59,11 @@ def _whatif(args: argparse.Namespace) -> int:
     if args.staleness_limit is not None and args.staleness_limit < 0:
         raise ValueError(f"--staleness-limit is {args.staleness_limit}, expected at least 0")
     asked = axes or (USUAL if not scales else {})
-    found = whatif(args.run, asked, scales=Scales(**scales), progress=_say_progress())
+    log = read_log(args.run)
+    found = whatif(log, asked, scales=Scales(**scales), progress=_say_progress())
     print(json.dumps(_to_json(found, args.staleness_limit), indent=2) if args.json else _render(found, args))
-    return OK
+    tell_problem(log)
+    return DIVERGED if log.damaged else OK
 
 
 def _given(args: argparse.Namespace, option: str) -> str | None:

@@ -5,20 +5,14 @@ Predictions come from `simulate.whatif`: the scheduler itself, in virtual time, 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow.compute as pc
 
 from fsm_trainer.analysis.causes import CAUSES
-from fsm_trainer.core.config import SchedulerConfig
-from fsm_trainer.eventlog.reader import EventLog, records
-from fsm_trainer.eventlog.schema import LOG_NAME, log_metadata
-from fsm_trainer.eventlog.writer import write_log
+from fsm_trainer.eventlog.reader import EventLog
 from fsm_trainer.report.run_data import RunData
 from fsm_trainer.simulate.settings import FLAGS, Setting
 from fsm_trainer.simulate.whatif import Prediction, Scales, WhatIf, whatif
@@ -86,9 +80,9 @@ def advise(data: RunData) -> Advice:
         return Advice(None, ("The run never trained, so there is nothing to advise on.",), (), None)
     sentences = [_bound(data), *_waits(data), *_losses(data)]
     try:
-        with _Predictor.of(data.log) as predictor:
-            suggestions = predictor.suggestions()
-            faster = predictor.halved(sides.bound)
+        predictor = _Predictor.of(data.log)
+        suggestions = predictor.suggestions()
+        faster = predictor.halved(sides.bound)
     except (KeyError, TypeError, ValueError) as error:
         return Advice(sides.bound, (*sentences, f"Nothing could be predicted: {error}."), (), None)
     sentences += [_sentence(s) for s in suggestions]
@@ -145,18 +139,17 @@ def _losses(data: RunData) -> Iterator[str]:
 class _Predictor:
     """What-if on a run, or on the first steps of a long one."""
 
-    log: Path
+    log: EventLog
     known: str
+    """How much of the run it learns from, in words."""
     own: WhatIf
     """The run's own setting."""
 
     @classmethod
-    @contextmanager
-    def of(cls, log: EventLog) -> Iterator[_Predictor]:
+    def of(cls, log: EventLog) -> _Predictor:
         """ValueError if the log holds nothing to learn from."""
-        with tempfile.TemporaryDirectory(prefix="fsm-report-") as folder:
-            path, known = _learnt_from(log, Path(folder))
-            yield cls(path, known, whatif(path, most_steps=SIMULATED_STEPS))
+        part, known = _learnt_from(log)
+        return cls(part, known, whatif(part, most_steps=SIMULATED_STEPS))
 
     @property
     def self_error(self) -> float:
@@ -224,18 +217,15 @@ def _alternatives(now: Setting) -> list[tuple[str, dict[str, list[int | str]]]]:
     return found
 
 
-def _learnt_from(log: EventLog, folder: Path) -> tuple[Path, str]:
-    """A log with the first `LEARNT_STEPS` steps of the run, or the run's own if it has no more, and which that is."""
+def _learnt_from(log: EventLog) -> tuple[EventLog, str]:
+    """The log as far as the first `LEARNT_STEPS` steps of the run, or the whole of it, and which that is."""
     table = log.table
     is_step = pc.and_(pc.equal(table["kind"], "version"), pc.equal(pc.fill_null(table["trigger"], ""), "step"))
     steps = pc.indices_nonzero(is_step)
     if len(steps) <= LEARNT_STEPS:
-        return log.path, f"its {len(steps)} steps"
-    rows = list(records(table.slice(0, steps[LEARNT_STEPS - 1].as_py() + 1)))
-    path = folder / LOG_NAME
-    metadata = log_metadata(SchedulerConfig.from_dict(log.scheduler_config), log.run_config)
-    write_log(path, rows, metadata)
-    return path, f"its first {LEARNT_STEPS} steps"
+        return log, f"its {len(steps)} steps"
+    first = table.slice(0, steps[LEARNT_STEPS - 1].as_py() + 1)
+    return replace(log, table=first, complete=False), f"its first {LEARNT_STEPS} steps"
 
 
 def _sentence(s: Suggestion) -> str:

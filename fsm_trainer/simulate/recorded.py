@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Command, CommandKind, InputKind, Record, RecordKind
@@ -20,6 +20,9 @@ from fsm_trainer.simulate.durations import Durations
 from fsm_trainer.simulate.measured import Measured, Thinned, key_of, spread
 from fsm_trainer.simulate.timing import Timing, measure_timing
 from fsm_trainer.simulate.world import engine_lane_of
+
+if TYPE_CHECKING:
+    from fsm_trainer.eventlog.reader import EventLog
 
 _NS = 1_000_000_000
 _EFFECTS = {"degenerate": Effect.DEGENERATE, "no_step": Effect.NO_STEP}
@@ -58,6 +61,8 @@ class Recorded:
     timing: Timing
     last_batch: int
     """Highest id of a batch that was generated."""
+    name: str
+    """What it was read from, for messages."""
     config: SchedulerConfig | None = None
     """The scheduler's configuration, where a log's file tells it."""
 
@@ -77,16 +82,16 @@ class Recorded:
         return replace(self, durations=_thinned(self.durations, batches, versions), faults=tuple(faults), batches=None)
 
 
-def recorded(run: str | Path | Iterable[Record]) -> Recorded:
-    """Durations from a run directory, a log file or records. ValueError if there is no log, or nothing in it."""
-    if not isinstance(run, (str, Path)):
+def recorded(run: str | Path | EventLog | Iterable[Record]) -> Recorded:
+    """Durations from a run directory, its log or records. ValueError if there is no log, or nothing in it."""
+    if isinstance(run, Iterable) and not isinstance(run, str):
         return _recorded(list(run), "the log")
     # pyarrow takes a while to import, and durations by hand do not need it.
     import pyarrow.compute as pc
 
-    from fsm_trainer.eventlog.reader import read_log, records
+    from fsm_trainer.eventlog.reader import EventLog, read_log, records
 
-    log = read_log(run)
+    log = run if isinstance(run, EventLog) else read_log(run)
     needed = pc.field("kind").isin(_NEEDED) | (pc.field("machine") == "run") | (pc.field("reason") == SCORING)
     # The first row is the run's beginning, and its kind is `input`.
     rows = list(records(log.table.filter(needed)))
@@ -95,7 +100,7 @@ def recorded(run: str | Path | Iterable[Record]) -> Recorded:
     config = SchedulerConfig.from_dict(log.scheduler_config)
     # On a GPU most of a step goes on while the interpreter is busy elsewhere.
     shared = log.run_config.get("train_devices") == "cpu"
-    return replace(_recorded(rows, str(run), serial_engines=serial, interpreter_shared=shared), config=config)
+    return replace(_recorded(rows, str(log.path), serial_engines=serial, interpreter_shared=shared), config=config)
 
 
 def _recorded(
@@ -126,6 +131,7 @@ def _recorded(
         steps=len(timing.steps_s),
         timing=timing,
         last_batch=max(key_of(op.command) for op in generated),
+        name=source,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import CommandKind, Record
@@ -19,6 +20,9 @@ from fsm_trainer.simulate.recorded import Recorded, recorded
 from fsm_trainer.simulate.settings import Setting, grid
 from fsm_trainer.simulate.simulator import NO_DEADLINES, SimResult, SimulationError, simulate
 from fsm_trainer.simulate.timing import Timing, measure_timing
+
+if TYPE_CHECKING:
+    from fsm_trainer.eventlog.reader import EventLog
 
 STEPS_IN_ALL = 25_000
 """Steps simulated for all settings together, about ten seconds."""
@@ -133,7 +137,7 @@ def _modesty(prediction: Prediction) -> tuple[float, ...]:
 
 
 def whatif(
-    run: str | Path | Iterable[Record],
+    run: str | Path | EventLog | Iterable[Record],
     axes: Mapping[str, Sequence[int | str]] | None = None,
     *,
     scales: Scales | None = None,
@@ -145,17 +149,16 @@ def whatif(
 
     A synchronous run leaves the settings open that only async algorithms have: they take `fsm-train`'s defaults.
 
-    `run` is a run's directory, its log, or records, which need their `config`. `most_steps` (at least 100) bounds the
-    steps simulated for each setting. `progress(done, all)` is called after each. Raises ValueError if there is nothing
-    to learn from.
+    `run` is a run's directory, its log (a file, or one that was read), or records, which need their `config`.
+    `most_steps` (at least 100) bounds the steps simulated for each setting. `progress(done, all)` is called after each.
+    Raises ValueError if there is nothing to learn from.
     """
     known = recorded(run)
     config = known.config if config is None else config
     if config is None:
         raise ValueError("records alone do not say how the run was configured; give its config as well")
     known = replace(known, config=config)
-    source = str(run) if isinstance(run, (str, Path)) else "the log"
-    _check(known, config, source)
+    _check(known, config)
     settings = grid(_start(Setting.of(config), axes), axes or {})
     most_steps = most_steps or min(MOST_STEPS, STEPS_IN_ALL // (1 + len(settings)))
     steps = min(known.steps, max(LEAST_STEPS, most_steps))
@@ -163,7 +166,7 @@ def whatif(
     predictor = _Predictor(known, known.from_nothing(steps), steps, _base(config))
     self_check = predictor.predict(Setting.of(config), Scales())
     if not self_check.ok:
-        raise ValueError(f"{source} cannot be predicted: even with its own setting, {self_check.problem}")
+        raise ValueError(f"{known.name} cannot be predicted: even with its own setting, {self_check.problem}")
     predictions = []
     for done, setting in enumerate(settings, 1):
         predictions.append(predictor.predict(setting, scales))
@@ -195,13 +198,13 @@ def _base(config: SchedulerConfig) -> SchedulerConfig:
     return replace(config, max_steps=left, first_version=0, first_batch=0, deadlines=NO_DEADLINES)
 
 
-def _check(known: Recorded, config: SchedulerConfig, source: str) -> None:
+def _check(known: Recorded, config: SchedulerConfig) -> None:
     if config.external_rollouts:
         raise ValueError(
-            f"{source} is a run whose batches came from outside; how long those took to make is not in its log"
+            f"{known.name} is a run whose batches came from outside; how long those took to make is not in its log"
         )
     if not known.steps:
-        raise ValueError(f"{source} holds no optimiser step to learn from; ask about a run that has trained")
+        raise ValueError(f"{known.name} holds no optimiser step to learn from; ask about a run that has trained")
 
 
 @dataclass(frozen=True)

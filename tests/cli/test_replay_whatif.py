@@ -99,6 +99,16 @@ def test_a_run_that_is_not_over_is_told_as_such(tmp_path: Path, capsys: pytest.C
     assert "to the last step; the run did not complete" in out
 
 
+def test_a_damaged_log_is_told_and_is_1(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(run) / "events.arrows"
+    data = bytearray(path.read_bytes())
+    data[-500] ^= 1
+    path.write_bytes(data)
+    code, out, err = ask(capsys, run, "--async-max-staleness", "1")
+    assert code == 1 and "self-check" in out
+    assert err.startswith("fsm-replay: note: reading stopped at byte")
+
+
 def test_most_rows_can_be_left_out(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = ask(capsys, run, "--rows", "3")
     assert len([line for line in out.splitlines() if line.startswith("paced")]) == 3
