@@ -14,10 +14,12 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from fsm_trainer.cli import replay_export
 from fsm_trainer.cli.replay import main
+from fsm_trainer.config import groups
 from fsm_trainer.eventlog.reader import read_log
 from fsm_trainer.tracking import trackers
-from fsm_trainer.tracking.export import FRAMES, points_of
+from fsm_trainer.tracking.export import FORMATS, FRAMES, points_of
 from tests.analysis.worlds import records_of
 from tests.replay.virtual_run import log_of
 from tests.tracking.readers import Values, read_tensorboard, read_trackio, read_wandb
@@ -44,6 +46,11 @@ def assert_same(found: Values, expected: Values, tolerance: float) -> None:
     assert set(found) == set(expected)
     keys = list(expected)
     np.testing.assert_allclose([found[k] for k in keys], [expected[k] for k in keys], rtol=tolerance)
+
+
+def test_settings_and_commands_name_what_there_is() -> None:
+    assert tuple(trackers.TRACKERS) == groups.TRACKERS
+    assert replay_export._FORMATS == FORMATS
 
 
 @pytest.mark.parametrize("tracker", READERS)

@@ -13,7 +13,9 @@ from fsm_trainer import AsyncPolicyTrainer
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.core.events import Record, RecordKind
 from fsm_trainer.data.rewards import RewardRecord
+from fsm_trainer.simulate.recorded import SCORING
 from fsm_trainer.trainers.metric_names import BY_NAME, METRICS, PAGE, find, with_table
+from fsm_trainer.trainers.rollout_operations import SCORING_CPU
 from tests.trainers.helpers import ROWS, log_of, metrics_of, varied_reward
 
 Make = Callable[..., TrainConfig]
@@ -24,6 +26,11 @@ def test_names_are_unique_and_the_page_is_current() -> None:
     assert len(BY_NAME) == len(METRICS)
     page = (Path(__file__).parents[2] / PAGE).read_text()
     assert with_table(page) == page, "run `make docs`"
+
+
+def test_what_if_reads_the_metric_that_runs_write() -> None:
+    assert SCORING in BY_NAME
+    assert SCORING == SCORING_CPU
 
 
 def second_reward(record: RewardRecord) -> float:
