@@ -145,16 +145,7 @@ def shares(data: RunData, over_time: pd.DataFrame, machine: str, title: str) -> 
     part = over_time[over_time["machine"] == machine]
     if part.empty:
         return None
-    count = part["entity"].nunique()
-    labels = pd.Series(
-        [_label(s, c) for s, c in zip(part["state"], part["cause"], strict=True)], index=part.index, dtype=object
-    )
-    wide = part.assign(label=labels).pivot_table(
-        index="window_start_s", columns="label", values="share", aggfunc="sum", fill_value=0.0
-    )
-    wide = wide[wide.sum().sort_values(ascending=False).index] / count
-    names = dict(zip(labels, zip(part["state"], part["cause"], strict=True), strict=True))
-    colours = _colours(names)
+    wide, colours = _by_label(part)
     middle = wide.index.to_numpy() + data.wall_s / WINDOWS / 2
     traces = [
         {
@@ -187,6 +178,17 @@ def shares(data: RunData, over_time: pd.DataFrame, machine: str, title: str) -> 
         },
         height=250,
     )
+
+
+def _by_label(part: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Shares in each window, a column a label, the largest first; and the labels' colours."""
+    names = list(zip(part["state"], part["cause"], strict=True))
+    labels = [_label(state, cause) for state, cause in names]
+    wide = part.assign(label=labels).pivot_table(
+        index="window_start_s", columns="label", values="share", aggfunc="sum", fill_value=0.0
+    )
+    ordered: pd.DataFrame = wide[wide.sum().sort_values(ascending=False).index] / part["entity"].nunique()
+    return ordered, _colours(dict(zip(labels, names, strict=True)))
 
 
 def queue(data: RunData) -> Chart | None:

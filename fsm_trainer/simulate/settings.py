@@ -32,7 +32,7 @@ class Setting:
 
     @property
     def synchronous(self) -> bool:
-        """Whether it does one thing after the other, like `grpo` and `gspo`."""
+        """Whether it does one thing after the other, like the algorithms without `async-`."""
         return self.max_staleness == 0 and self.workers == 1 and self.admission != "greedy"
 
     def flags(self) -> str:
