@@ -2,7 +2,7 @@
 
     python tools/bench_vs_trl.py [--repeats 3] [--steps 100]
 
-Needs TRL in its own environment: `make .venv-trl`. Each repeat runs TRL, then `grpo`, then `async-grpo`, on the
+Needs TRL in its own environment, which `make test-trl` makes. Each repeat runs TRL, then `grpo`, then `async-grpo`, on the
 quickstart's model and task with the same shapes, optimiser and one torch thread, without the entropy bonus that TRL
 lacks. Prints medians of ms a step, the peak of resident memory (of all processes of a run together) and the reward
 curves.
@@ -49,7 +49,7 @@ class Measured:
 class PeakMemory:
     """Peak of the summed resident memory of a process and its children, in MB, from samples 50 ms apart.
 
-    Pages that processes share are counted in each of them (RSS), or in proportion (PSS) where the system tells it.
+    Pages that processes share are counted in proportion (PSS).
     """
 
     def __init__(self, pid: int) -> None:
@@ -156,7 +156,7 @@ def main() -> None:
     if args.steps <= WARM_UP_STEPS + 1:
         parser.error(f"--steps is {args.steps}, expected more than {WARM_UP_STEPS + 1}")
     if not TRL_PYTHON.exists():
-        parser.error(f"{TRL_PYTHON} is not there; make TRL's environment with `make .venv-trl`")
+        parser.error(f"{TRL_PYTHON} is not there; `make test-trl` makes TRL's environment")
     runs: dict[str, list[Measured]] = {"TRL": [], "grpo": [], "async-grpo": []}
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
