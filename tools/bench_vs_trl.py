@@ -2,11 +2,10 @@
 
     python tools/bench_vs_trl.py [--repeats 3] [--steps 100]
 
-Needs TRL in its own environment, which `make test-trl` makes. Each repeat runs TRL, then `grpo`, then `async-grpo`, on the
-quickstart's model and task with the same shapes, optimiser and one torch thread, without the entropy bonus that TRL
-lacks. Prints medians of ms a step, the peak of resident memory (of all processes of a run together) and the reward
-curves.
-docs/performance.md shows its output.
+Needs TRL in its own environment, which `make test-trl` makes. Each repeat runs TRL, then `grpo`, then `async-grpo`,
+on the quickstart's model and task with the same shapes, optimiser and one torch thread, without the entropy bonus that
+TRL lacks. Prints medians of ms a step, the peak of resident memory (of all processes of a run together) and the reward
+curves. docs/performance.md shows its output.
 """
 
 from __future__ import annotations
