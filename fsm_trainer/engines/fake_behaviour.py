@@ -203,7 +203,7 @@ class FakeBehaviour:
         done = _completion(command)
         if command.kind is CommandKind.GENERATE:
             return done.stamped(tokens=int(self._amount(self.tokens, command, "tokens")))
-        if command.kind is CommandKind.LOAD_PROMPTS and self.batches is not None and _key(command) >= self.batches:
+        if command.kind is CommandKind.LOAD_PROMPTS and self.batches is not None and key_of(command) >= self.batches:
             return replace(done, kind=InputKind.EXHAUSTED)
         return done
 
@@ -211,15 +211,15 @@ class FakeBehaviour:
         if isinstance(amount, (int, float)):
             return float(amount)
         if isinstance(amount, Sequence):
-            return float(amount[_key(command) % len(amount)])
+            return float(amount[key_of(command) % len(amount)])
         if callable(amount):
             return float(amount(command))
         # Seeding by text is the same in every process, unlike hash().
-        place = f"{self.seed}/{purpose}/{command.kind.value}/{_key(command)}/{command.engine}"
+        place = f"{self.seed}/{purpose}/{command.kind.value}/{key_of(command)}/{command.engine}"
         return amount.draw(random.Random(place))
 
 
-def _key(command: Command) -> int:
+def key_of(command: Command) -> int:
     """What a command is about: its batch, or else its version, or else its engine."""
     if command.batch_id is not None:
         return command.batch_id

@@ -11,12 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fsm_trainer.core.events import Command
-
-
-def key_of(command: Command) -> int:
-    """What a command is about."""
-    about = (command.batch_id, command.version, command.engine)
-    return next((key for key in about if key is not None), 0)
+from fsm_trainer.engines.fake_behaviour import key_of
 
 
 class Measured:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import Command, CommandKind, InputKind, Record, RecordKind
-from fsm_trainer.engines.fake_behaviour import Amount, Effect, Fault
+from fsm_trainer.engines.fake_behaviour import Amount, Effect, Fault, key_of
 from fsm_trainer.runtime.lanes import lane_of
 from fsm_trainer.simulate.contention import Stretches
 from fsm_trainer.simulate.durations import Durations
-from fsm_trainer.simulate.measured import Measured, Thinned, key_of, spread
+from fsm_trainer.simulate.measured import Measured, Thinned, spread
 from fsm_trainer.simulate.timing import Timing, measure_timing
 from fsm_trainer.simulate.world import engine_lane_of
 
