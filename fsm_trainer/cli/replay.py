@@ -6,7 +6,6 @@ diverges or is damaged, 2 bad usage or no run. Everything heavy is imported by t
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from fsm_trainer.cli import (
     replay_watch,
     replay_whatif,
 )
-from fsm_trainer.cli.replay_args import INTERRUPTED, OK, USAGE
+from fsm_trainer.cli.replay_args import INTERRUPTED, OK, USAGE, Parser
 from fsm_trainer.cli.streams import open_closed_streams
 
 COMMANDS = (
@@ -70,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fsm-replay", description="Look at a run through its event log.")
+def _parser() -> Parser:
+    parser = Parser(prog="fsm-replay", description="Look at a run through its event log.")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add(commands)

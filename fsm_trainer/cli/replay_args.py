@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import re
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from fsm_trainer.eventlog.reader import EventLog
 
 OK, DIVERGED, USAGE, INTERRUPTED = 0, 1, 2, 130
 """All is well; the log diverges or is damaged; bad usage or no run; Ctrl-C."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Complains in one line, as everything here does."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print it and exit."""
+        text = " ".join(message.split()).replace("argument ", "", 1)
+        print(f"fsm-replay: error: {text}; see {self.prog} --help", file=sys.stderr)
+        sys.exit(USAGE)
 
 
 def add_command(commands: Any, name: str, handler: Any, text: str) -> argparse.ArgumentParser:
@@ -61,27 +68,3 @@ def one_of(option: str, value: str, allowed: list[str]) -> None:
     """Raise ValueError unless the value is allowed."""
     if value not in allowed:
         raise ValueError(f"{option} is {value!r}, expected one of {', '.join(allowed)}")
-
-
-def output_file(given: str | None, default: Path) -> Path:
-    """The file to write to, `default` if none is given; ValueError if it cannot be written."""
-    path = default if given is None else Path(given)
-    with writing(path):
-        if path.is_dir():
-            raise ValueError(f"{str(path)[:200]} is a folder; give a file to write to with -o FILE")
-        existed = path.exists()
-        with path.open("ab"):
-            pass
-        if not existed:
-            path.unlink()
-    return path
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns the system's refusal to write into a ValueError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        problem = error.strerror or str(error)
-        raise ValueError(f"{str(path)[:200]} cannot be written: {problem}; give another file with -o FILE") from error

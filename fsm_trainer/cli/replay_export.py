@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, tell_problem, writing
+from fsm_trainer.cli.output import writing
+from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, tell_problem
 
 _FORMATS = ("tensorboard", "wandb", "trackio", "parquet", "csv")
 
@@ -23,13 +24,20 @@ def _export(args: argparse.Namespace) -> int:
     from fsm_trainer.eventlog.reader import find_log, read_log
     from fsm_trainer.tracking.export import export_log
 
-    folder = Path(args.output) if args.output else find_log(args.run).parent / "export" / args.to
+    folder = find_log(args.run).parent / "export" / args.to if args.output is None else _folder(args.output)
     log = read_log(args.run)
-    with writing(folder):
+    with writing(folder, "folder with -o DIR"):
         done = export_log(log, args.to, folder)
     print(json.dumps(done, indent=2) if args.json else _text(done))
     tell_problem(log)
     return DIVERGED if log.damaged else OK
+
+
+def _folder(given: str) -> Path:
+    path = Path(given)
+    if not given or (path.exists() and not path.is_dir()):
+        raise ValueError(f"-o is {given[:200]!r}, expected a folder to write to")
+    return path
 
 
 def _text(done: dict[str, Any]) -> str:

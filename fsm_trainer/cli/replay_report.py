@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, output_file, tell_problem, writing
+from fsm_trainer.cli.output import output_file, whole_file
+from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, tell_problem
 
 
 def add(commands: Any) -> None:
@@ -23,8 +24,8 @@ def _report(args: argparse.Namespace) -> int:
     log = read_log(args.run)
     path = output_file(args.output, log.path.parent / "report.html")
     report = build_report(log)
-    with writing(path):
-        path.write_text(report.html, encoding="utf-8")
+    with whole_file(path) as file:
+        file.write_text(report.html, encoding="utf-8")
     if args.json:
         found = {"path": str(path), "bytes": path.stat().st_size, "charts": report.charts}
         print(json.dumps({**found, "advice": report.advice.to_dict()}, indent=2))

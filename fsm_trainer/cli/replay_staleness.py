@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, count, number, output_file, tell_problem, writing
+from fsm_trainer.cli.output import output_file, whole_file
+from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, count, number, tell_problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,8 +55,8 @@ def _plot(report: StalenessReport, name: str) -> None:
     if Path(name).suffix not in SUFFIXES:
         raise ValueError(f"--plot is {name[:80]!r}, expected a file that ends in {', '.join(SUFFIXES)}")
     path = output_file(name, Path(name))
-    with writing(path):
-        draw(report, path)
+    with whole_file(path) as file:
+        draw(report, file)
     print(f"fsm-replay: note: drawn into {path}", file=sys.stderr)
 
 

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, output_file, tell_problem, writing
+from fsm_trainer.cli.output import output_file, whole_file
+from fsm_trainer.cli.replay_args import DIVERGED, OK, add_command, tell_problem
 
 
 def add(commands: Any) -> None:
@@ -29,8 +30,8 @@ def _timeline(args: argparse.Namespace) -> int:
 
     log = read_log(args.run, columns=COLUMNS, take=pick)
     path = output_file(args.output, log.path.parent / "trace.json")
-    with writing(path), ExitStack() as stack:
-        counts = write_timeline(log, _open(path, stack))
+    with whole_file(path) as file, ExitStack() as stack:
+        counts = write_timeline(log, _open(file, stack))
     if args.json:
         print(json.dumps({"path": str(path), "bytes": path.stat().st_size, **counts}, indent=2))
     else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +50,23 @@ def points_of(log: EventLog) -> Iterator[Point]:
 
 
 def _to_tracker(log: EventLog, form: str, folder: Path) -> dict[str, Any]:
-    if form == "tensorboard":
+    if form != "tensorboard":  # the others put each run beside those before, in places of their own
+        count = _track(log, form, folder)
+    else:
         _refuse_existing(folder.glob("events.out.tfevents.*"))
+        with _aside(folder) as aside:
+            count = _track(log, form, aside)
+    return {"to": form, "folder": str(folder), "points": count}
+
+
+def _track(log: EventLog, form: str, folder: Path) -> int:
     tracker = TRACKERS[form](_info(log, folder))
     count = 0
     for point in points_of(log):
         tracker.log(point)
         count += 1
     tracker.close()
-    return {"to": form, "folder": str(folder), "points": count}
+    return count
 
 
 def _info(log: EventLog, folder: Path) -> RunInfo:
@@ -68,13 +79,29 @@ def _info(log: EventLog, folder: Path) -> RunInfo:
 def _to_files(log: EventLog, form: str, folder: Path) -> dict[str, Any]:
     paths = {name: folder / f"{name}.{form}" for name in FRAMES}
     _refuse_existing(path for path in paths.values() if path.exists())
-    folder.mkdir(parents=True, exist_ok=True)
     rows = {}
-    for name, path in paths.items():
-        frame = FRAMES[name](log)
-        _write(frame, path, form)
-        rows[path.name] = len(frame)
+    with _aside(folder) as aside:
+        for name, path in paths.items():
+            frame = FRAMES[name](log)
+            _write(frame, aside / path.name, form)
+            rows[path.name] = len(frame)
     return {"to": form, "folder": str(folder), "rows": rows}
+
+
+@contextmanager
+def _aside(folder: Path) -> Iterator[Path]:
+    """A hidden folder in this one, whose files are moved up once all are written; else nothing is left of them."""
+    made = not folder.exists()
+    aside = folder / f".partial-{os.getpid()}"
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        for path in sorted(aside.iterdir()):
+            path.replace(folder / path.name)
+        aside.rmdir()
+    except BaseException:
+        shutil.rmtree(folder if made else aside, ignore_errors=True)
+        raise
 
 
 def _refuse_existing(found: Iterator[Path]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -78,6 +79,8 @@ class WandbTracker:
 
         info.folder.mkdir(parents=True, exist_ok=True)
         # The library would turn to the terminal for a key, or wait there for an answer.
+        # And where its own log file finds a full disk, Python would show a traceback for each line of it.
+        logging.raiseExceptions = False
         settings = wandb.Settings(silent=True, console="off", x_disable_stats=True)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),

@@ -135,7 +135,10 @@ def test_usage_that_argparse_refuses_is_2(arguments: list[str], capsys: pytest.C
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
-    assert "usage: fsm-replay" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("fsm-replay: error: ")
+    assert error.endswith(" --help\n")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
