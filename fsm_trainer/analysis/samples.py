@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fsm_trainer.analysis.frames import ended_batches, load_events
+from fsm_trainer.eventlog.layout import find_log
 
 _ORDER = ["batch_id", "row", "sample"]
 
@@ -20,7 +21,7 @@ def load_samples(run: str | Path) -> pd.DataFrame:
     A file that was written before its batch ended says `open`; if the event log knows the end, that is put in.
     ValueError if there is no sample or no log.
     """
-    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    folder = Path(run) if Path(run).is_dir() else find_log(run).parent
     table = _read(folder / "samples")
     frame: pd.DataFrame = table.to_pandas(types_mapper=pd.ArrowDtype)
     if (frame["state"] == "open").any():

@@ -102,6 +102,11 @@ def test_a_damaged_file_is_named(run: Path, capsys: pytest.CaptureFixture[str]) 
     assert "batch-000002.parquet is no whole Parquet file" in capsys.readouterr().err
 
 
+def test_no_run_is_not_a_run_without_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["samples", str(tmp_path / "none")]) == 2
+    assert f"{tmp_path / 'none'} does not exist; give a run directory" in capsys.readouterr().err
+
+
 def test_a_count_below_one_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         main(["samples", str(run), "--worst", "0"])
