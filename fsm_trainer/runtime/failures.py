@@ -25,6 +25,7 @@ class Failure(NamedTuple):
     type: str
     message: str
     traceback: str
+    """Empty where the message says it all: what this package refuses, or the system does."""
     where: str
     """`file.py:line` of the innermost frame in the user's own code, or else of the innermost frame."""
 
@@ -32,6 +33,11 @@ class Failure(NamedTuple):
     def summary(self) -> str:
         """The message and where it comes from, in one line."""
         return f"{self.message} ({self.where})" if self.where else self.message
+
+    @property
+    def for_log(self) -> dict[str, str]:
+        """The fields for people's log: its summary, and the traceback if there is one."""
+        return {"message": self.summary, **({"exception": self.traceback} if self.traceback else {})}
 
 
 class EngineError(RuntimeError):
@@ -80,9 +86,22 @@ def describe(error: BaseException) -> Failure:
     """The failure that an exception stands for; one that crossed a process keeps its origin."""
     if isinstance(error, EngineError):
         return Failure(error.type, error.message, error.traceback, error.where)
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    told = _is_told(error)
+    text = "" if told else "".join(traceback.format_exception(type(error), error, error.__traceback__))
     where = "" if isinstance(error, (EngineDied, HostClosed)) else _where(error.__traceback__)
     return Failure(type(error).__name__, _message(error), text, where)
+
+
+def _is_told(error: BaseException) -> bool:
+    """Whether it is a sentence for users, raised as such by this package, or the system's, as of a full disk."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or _is_users(frames[-1].filename):
+        return False
+    if isinstance(error, OSError) and error.errno is not None:
+        return True
+    meant = type(error) in (ValueError, FloatingPointError) or type(error).__module__.startswith("fsm_trainer.")
+    raised = (frames[-1].line or "").startswith("raise ")
+    return meant and raised and frames[-1].filename.startswith(_PACKAGE)
 
 
 def _message(error: BaseException) -> str:

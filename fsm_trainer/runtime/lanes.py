@@ -107,7 +107,7 @@ class Lanes:
 
 
 def failed(command: Command, error: BaseException, *, expected: bool = False) -> Input:
-    """The input for a command that raised; the traceback goes to people's log, quietly if it was aborted."""
+    """The input for a command that raised; a traceback goes to people's log, quietly if it was aborted."""
     failure = describe(error)
     # Where people's log goes may be gone or closed; the run must hear of the failure all the same.
     with suppress(OSError, ValueError):
@@ -118,8 +118,7 @@ def failed(command: Command, error: BaseException, *, expected: bool = False) ->
             engine=command.engine,
             batch_id=command.batch_id,
             reason=failure.type,
-            message=failure.summary,
-            exception=failure.traceback,
+            **failure.for_log,
         )
     return Input(InputKind.FAILED, op=command.op, reason=failure.type, message=failure.summary)
 

@@ -166,7 +166,7 @@ class EventLoop:
     def _fail_log(self, error: OSError) -> None:
         """Stop logging and fail the run, which still awaits everything in flight."""
         self.log_failure = error
-        _log.error("event_log_failed", message=str(error), exception=describe(error).traceback)
+        _log.error("event_log_failed", message=str(error))
         self._own_inputs.append(Input(InputKind.FAILED, reason=LOG_FAILURE, message=_log_message(error)))
 
     def _observe(self, observer: Observer, records: list[Record]) -> Sequence[Record]:
@@ -176,7 +176,7 @@ class EventLoop:
             # It may fail again at every step, and the first time says it all.
             self._observers.remove(observer)
             failure = describe(error)
-            _log.error("observer_failed", message=failure.summary, exception=failure.traceback)
+            _log.error("observer_failed", **failure.for_log)
             self._own_inputs.append(Input(InputKind.FAILED, reason=failure.type, message=failure.summary))
             return ()
 

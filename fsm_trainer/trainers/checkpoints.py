@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,7 +91,8 @@ def write_checkpoint(
     remove_checkpoint(path)
     try:
         partial.mkdir()
-        fill(partial)
+        with _system_errors_named(partial):
+            fill(partial)
         for each in (*partial.rglob("*"), partial):
             _to_storage(each)
         files = {each.relative_to(partial).as_posix(): each for each in sorted(partial.rglob("*")) if each.is_file()}
@@ -102,6 +105,19 @@ def write_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
         remove_checkpoint(path)
         raise
+
+
+@contextmanager
+def _system_errors_named(path: Path) -> Iterator[None]:
+    """What the system refuses is an OSError, though libraries written in Rust tell it by an error of their own."""
+    try:
+        yield
+    except Exception as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None or isinstance(error, OSError):
+            raise
+        number = int(found.group(1))
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def remove_checkpoint(path: Path) -> None:

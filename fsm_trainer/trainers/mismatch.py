@@ -7,6 +7,7 @@ in a step on a batch that the current weights generated. docs/mismatch.md says w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -67,8 +68,13 @@ class MismatchGate:
         scores = trainer.score(self.probe, _PROBE_TEMPERATURE)
         if scores is None:
             self._tell_unchecked("the train engine cannot score given tokens, so loads of weights are not checked")
-        else:
-            self._expected[version] = scores
+            return
+        if not all(math.isfinite(score) for row in scores for score in row):
+            raise FloatingPointError(
+                f"the weights after optimiser step {version} give logprobs that are not finite: training has diverged; "
+                f"try a lower --lr, and go on from an earlier checkpoint with --resume"
+            )
+        self._expected[version] = scores
 
     def released(self, version: int) -> None:
         """The version will not be loaded any more."""

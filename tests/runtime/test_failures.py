@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+import fsm_trainer
+from fsm_trainer.config.checkpoint import FileMark
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.runtime.failures import EngineDied, EngineError, HostClosed, describe
+from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
 
 
 def caught(call: object, *args: object) -> Exception:
@@ -41,6 +44,21 @@ def test_without_a_users_frame_the_innermost_is_named() -> None:
     while trace is not None and trace.tb_frame.f_code.co_filename != "<generated>":
         trace = trace.tb_next
     assert describe(error.with_traceback(trace)).where == "<generated>:1"
+
+
+def test_what_this_package_or_the_system_refuses_needs_no_traceback(tmp_path: Path) -> None:
+    refused = describe(caught(AsyncTrainBatchQueue(1).put, None))
+    full = describe(caught(FileMark.of, tmp_path / "none"))
+    assert (refused.type, full.type) == ("ValueError", "FileNotFoundError")
+    for failure in (refused, full):
+        assert failure.traceback == ""
+        assert failure.for_log == {"message": failure.summary}
+
+
+def test_a_mistake_in_this_package_keeps_its_traceback() -> None:
+    mistake = describe(caught(exec, compile("int('four')", f"{Path(fsm_trainer.__file__).parent}/made.py", "exec")))
+    assert (mistake.type, "Traceback" in mistake.traceback) == ("ValueError", True)
+    assert mistake.for_log == {"message": mistake.summary, "exception": mistake.traceback}
 
 
 def test_an_exception_without_text_is_told_by_its_repr() -> None:

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from fsm_trainer.config.checkpoint import list_checkpoints, read_checkpoint
 from fsm_trainer.trainers import checkpoints
@@ -140,6 +142,14 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     assert in_a_child(too_large) == 1
     assert good(tmp_path) == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+def test_a_full_disk_that_safetensors_meets_is_told_as_the_system_s(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        save_file({"w": np.zeros(4)}, folder / "no" / "w")
+
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: .*step-000001"):
+        CheckpointStore(tmp_path).save(tmp_path / "step-000001", write, train_version=1, first_batch=1)
 
 
 @pytest.mark.parametrize("when", ["fill", "fsync", "rename", "manifest"])

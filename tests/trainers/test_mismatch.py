@@ -267,6 +267,13 @@ def test_a_probe_belongs_to_its_version_and_goes_with_it() -> None:
     assert len(host.asked) == 1
 
 
+@pytest.mark.parametrize("score", [float("nan"), float("-inf")])
+def test_weights_that_training_has_ruined_are_not_taken_for_a_mismatch(score: float) -> None:
+    checked = gate()
+    with pytest.raises(FloatingPointError, match=r"after optimiser step 3 give logprobs .* not finite: .* lower --lr"):
+        checked.exported(3, Scorer([(-1.0, score)]))  # type: ignore[arg-type]
+
+
 def test_samples_are_scored_at_the_temperature_of_the_run() -> None:
     samples = tuple((Sample((9, 8), (-1.0, -2.0), "length"), Sample((1,), (-9.0,), "stop")) for _ in range(3))
     host = Host([(-5.0, -1.0, -2.0), (-1.0, -2.5)])
