@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,15 @@ SOURCE_STATE = "prompt_source.json"
 FORMAT = 1
 """Raised when a checkpoint written before could not be read any more."""
 _CHUNK = 1 << 20
+
+
+class DamagedCheckpoint(ValueError):  # noqa: N818 - what was found
+    """A folder with a manifest whose files are not those that were written, or whose manifest is not."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        """Say what is wrong with the checkpoint at `path`."""
+        super().__init__(f"checkpoint {path} is damaged: {what}")
+        self.path = path
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,7 @@ class Checkpoint:
         return json.dumps({**values, "digest": _digest(values)}, indent=2) + "\n"
 
     def check_files(self) -> None:
-        """ValueError unless every file is there as it was written."""
+        """DamagedCheckpoint unless every file is there as it was written."""
         for name in sorted(self.files):
             self.check_file(name)
 
@@ -69,12 +80,12 @@ class Checkpoint:
         """The same for one file."""
         path, mark = self.path / name, self.files.get(name)
         if mark is None or not path.is_file():
-            raise ValueError(f"checkpoint {self.path} is damaged: {name} is missing")
+            raise DamagedCheckpoint(self.path, f"{name} is missing")
         size = path.stat().st_size
         if size != mark.size:
-            raise ValueError(f"checkpoint {self.path} is damaged: {name} has {size} bytes, {mark.size} were written")
+            raise DamagedCheckpoint(self.path, f"{name} has {size} bytes, {mark.size} were written")
         if FileMark.of(path) != mark:
-            raise ValueError(f"checkpoint {self.path} is damaged: {name} is not what was written")
+            raise DamagedCheckpoint(self.path, f"{name} is not what was written")
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -84,24 +95,50 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except FileNotFoundError as error:
         raise ValueError(f"{path} has no {MANIFEST}: it is no checkpoint, or its save was cut short") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"checkpoint {path} is damaged: its {MANIFEST} cannot be read") from error
+        raise DamagedCheckpoint(path, f"its {MANIFEST} cannot be read") from error
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):
-        raise ValueError(f"checkpoint {path} is damaged: its {MANIFEST} is none of this program")
+        raise DamagedCheckpoint(path, f"its {MANIFEST} is none of this program")
     if values["format"] > FORMAT:
         raise ValueError(
             f"checkpoint {path} has format {values['format']}, which a newer fsm_trainer wrote; this one reads {FORMAT}"
         )
     given = values.pop("digest", None)
     if given != _digest(values):
-        raise ValueError(f"checkpoint {path} is damaged: its {MANIFEST} is not what was written")
+        raise DamagedCheckpoint(path, f"its {MANIFEST} is not what was written")
     files = {name: FileMark(**mark) for name, mark in values["files"].items()}
     return Checkpoint(path, values["train_version"], values["first_batch"], files, values["metrics"])
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """The checkpoints in a folder by `train_version`; folders without a manifest are none. ValueError for a bad one."""
-    found = [read_checkpoint(path.parent) for path in folder.glob(f"*/{MANIFEST}")]
+    """The right checkpoints in a folder by `train_version`; what has no manifest, or a wrong one, is left out."""
+    found = []
+    for manifest in folder.glob(f"*/{MANIFEST}"):
+        with suppress(ValueError):
+            found.append(read_checkpoint(manifest.parent))
     return sorted(found, key=lambda checkpoint: checkpoint.train_version)
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The checkpoint with the highest `train_version`, if there is one. ValueError if one of a later name is wrong."""
+    right = list_checkpoints(folder)
+    known = {each.path for each in right}
+    newest = right[-1].train_version if right else -1
+    for path in sorted((path.parent for path in folder.glob(f"*/{MANIFEST}")), key=_step, reverse=True):
+        if path not in known and (_step(path) > newest or not right):
+            return read_checkpoint(path)
+    return right[-1] if right else None
+
+
+def checkpoint_before(path: Path) -> Checkpoint | None:
+    """The newest right checkpoint beside this one of a lower step than its name has."""
+    found = [each for each in list_checkpoints(path.parent) if each.train_version < _step(path)]
+    return found[-1] if found else None
+
+
+def _step(path: Path) -> int:
+    """The step in a checkpoint's name; -1 where there is none."""
+    found = re.fullmatch(r"step-(\d+)", path.name)
+    return int(found.group(1)) if found else -1
 
 
 def _digest(values: dict[str, Any]) -> str:

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsm_trainer.config.checkpoint import MANIFEST, RUN_CONFIG, Checkpoint, list_checkpoints, read_checkpoint
+from fsm_trainer.config.checkpoint import (
+    MANIFEST,
+    RUN_CONFIG,
+    Checkpoint,
+    DamagedCheckpoint,
+    checkpoint_before,
+    newest_checkpoint,
+    read_checkpoint,
+)
 from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
 from fsm_trainer.config.train_config import TrainConfig, given_values
 
@@ -46,14 +54,10 @@ class ResumePoint:
 
     def check_files(self) -> None:
         """Read every file of the checkpoint; ConfigError unless all are as they were written."""
-        checkpoint = self.checkpoint
         try:
-            checkpoint.check_files()
+            self.checkpoint.check_files()
         except ValueError as error:
-            siblings = list_checkpoints(checkpoint.path.parent)
-            older = [each.path for each in siblings if each.train_version < checkpoint.train_version]
-            hint = f"; give {older[-1]} to go on from the one before" if older else ""
-            raise ConfigError(f"--resume: {error}{hint}") from error
+            raise ConfigError(f"--resume: {_told(error)}") from error
 
     def check_fixed(self, config: TrainConfig) -> None:
         """ConfigError if a setting is changed that cannot be."""
@@ -61,8 +65,8 @@ class ResumePoint:
         for name in FIXED:
             if getattr(config, name) != getattr(before, name):
                 raise ConfigError(
-                    f"{flag(name)} is {shown(getattr(config, name))}, but the run of {self.name} has "
-                    f"{shown(getattr(before, name))}, and a resumed run cannot change it; leave it out, or start a "
+                    f"{flag(name)} is {_value(config, name)}, but {_value(before, name)} in the run of {self.name}, "
+                    f"and a resumed run cannot change it; leave it out, or start a "
                     f"new run"
                 )
 
@@ -77,36 +81,50 @@ def find_resume_point(text: str) -> ResumePoint:
         checkpoint.check_file(RUN_CONFIG)
         return ResumePoint(checkpoint, _values(checkpoint.path / RUN_CONFIG))
     except ValueError as error:
-        raise ConfigError(f"--resume {shown(text)}: {one_line(error)}") from error
+        raise ConfigError(f"--resume {shown(text)}: {_told(error)}") from error
     except OSError as error:
         raise ConfigError(f"--resume {shown(text)} cannot be read: {error.strerror}") from error
+
+
+def _told(error: ValueError) -> str:
+    """The message; of a damaged checkpoint also which one is whole."""
+    before = checkpoint_before(error.path) if isinstance(error, DamagedCheckpoint) else None
+    hint = f"; give {before.path} to go on from the one before" if before else ""
+    return f"{one_line(error)}{hint}"
+
+
+def _value(config: TrainConfig, name: str) -> str:
+    value = getattr(config, name)
+    return "not set" if value is None else shown(value)
 
 
 def _of_path(path: Path) -> Checkpoint:
     if (path / MANIFEST).exists():
         return read_checkpoint(path)
+    if path.is_file():
+        raise ValueError("it is a file; give a run's folder, one of its checkpoints, or latest")
     if not path.is_dir():
         raise ValueError("there is no such folder; give a run's folder, one of its checkpoints, or latest")
     if not (path / "config.json").is_file():
         raise ValueError("it holds no run (no config.json); give a run's folder, one of its checkpoints, or latest")
-    found = _checkpoints_of(path)
-    if not found:
+    found = _newest_of(path)
+    if found is None:
         if (path / RUN_CONFIG).exists():
             raise ValueError(f"it has no {MANIFEST}: its save was cut short; give the run's folder for an older one")
         raise ValueError("the run has no checkpoint yet; start it anew")
-    return found[-1]
+    return found
 
 
-def _checkpoints_of(run: Path) -> list[Checkpoint]:
-    """Of a run that was moved, those inside it; else wherever `--save-path` put them."""
-    inside = list_checkpoints(run / "checkpoints")
-    if inside:
+def _newest_of(run: Path) -> Checkpoint | None:
+    """Of a run that was moved, that inside it; else of those wherever `--save-path` put them."""
+    inside = newest_checkpoint(run / "checkpoints")
+    if inside is not None:
         return inside
     try:
         save_path = json.loads((run / "config.json").read_text(encoding="utf-8")).get("save_path")
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{run / 'config.json'} is damaged: {error}") from error
-    return list_checkpoints(Path(save_path)) if isinstance(save_path, str) else []
+    return newest_checkpoint(Path(save_path)) if isinstance(save_path, str) else None
 
 
 def _latest() -> Checkpoint:
@@ -114,13 +132,13 @@ def _latest() -> Checkpoint:
     newest: tuple[int, Checkpoint] | None = None
     for config in RUNS.absolute().glob("*/config.json"):
         try:
-            found = _checkpoints_of(config.parent)
+            found = _newest_of(config.parent)
         except ValueError:  # a run whose checkpoints are damaged is no candidate
             continue
-        if found:
-            written = (found[-1].path / MANIFEST).stat().st_mtime_ns
+        if found is not None:
+            written = (found.path / MANIFEST).stat().st_mtime_ns
             if newest is None or written > newest[0]:
-                newest = (written, found[-1])
+                newest = (written, found)
     if newest is None:
         raise ValueError(f"no run below {RUNS}/ has a checkpoint; give the folder of a run")
     return newest[1]

@@ -84,7 +84,7 @@ def test_a_finished_run_says_so_in_one_line(tmp_path: Path, capsys: pytest.Captu
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     refused = [
         (("--resume", str(run)), "its 1 optimiser steps are all that --max-steps 1 asks for; give more"),
-        (("--resume", str(run), "--max-steps", "2", "--seed", "5"), "--seed is 5, but the run of"),
+        (("--resume", str(run), "--max-steps", "2", "--seed", "5"), "--seed is 5, but 0 in the run of"),
         (("--resume", str(run), "--max-steps", "x"), "--max-steps is x, expected a whole number"),
         (("--resume", str(tmp_path)), "it holds no run"),
         (("--resume", str(tmp_path / "none")), "there is no such folder"),

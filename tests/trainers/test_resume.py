@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from fsm_trainer import AsyncPolicyTrainer, AsyncTrainBatchQueue, PolicyOnlyTrainer, TrainConfig
 from fsm_trainer.config import ConfigError
 from fsm_trainer.config.checkpoint import read_checkpoint
+from fsm_trainer.config.resume import find_resume_point
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.data.rewards import RewardRecord
 from fsm_trainer.eventlog.reader import read_log
@@ -188,9 +189,13 @@ def test_a_failed_run_goes_on_where_it_failed(make_config: Make, tmp_path: Path)
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"seed": 9}, "--seed is 9, but the run of --resume .*step-000002 has 0, and a resumed run cannot change it"),
-        ({"batch_size": 4}, "--batch-size is 4, but the run of .* has 3"),
-        ({"algo": "gspo"}, "--algo is gspo, but the run of .* has grpo"),
+        (
+            {"lora_rank": 2},
+            "--lora-rank is 2, but not set in the run of .*, and a resumed run cannot",
+        ),
+        ({"seed": 9}, "--seed is 9, but 0 in the run of --resume .*step-000002, and a resumed run cannot change it"),
+        ({"batch_size": 4}, "--batch-size is 4, but 3 in the run of"),
+        ({"algo": "gspo"}, "--algo is gspo, but grpo in the run of"),
         ({"shuffle": False}, "--shuffle is False, but"),
         ({"max_steps": 2}, "its 2 optimiser steps are all that --max-steps 2 asks for; give more"),
         ({}, "its 2 optimiser steps are all that --max-steps 2 asks for; give more"),
@@ -259,7 +264,30 @@ def test_damaged_files_are_refused(name: str, damage: str, finished: RunResult) 
     if name != "run_config.json":
         said = {"edited": "is not what was written", "truncated": "bytes", "gone": "is missing"}[damage]
         assert said in str(caught.value)
-        assert f"give {finished.run.checkpoint(1)} to go on from the one before" in str(caught.value)
+    assert f"give {finished.run.checkpoint(1)} to go on from the one before" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "null", "[1", '{"format": 1}'])
+def test_a_damaged_manifest_matters_only_of_the_newest(text: str, finished: RunResult) -> None:
+    older, newest = (finished.run.checkpoint(step) / "manifest.json" for step in (1, 2))
+    right = older.read_text(encoding="utf-8")
+    older.write_text(text, encoding="utf-8")
+    assert find_resume_point(str(finished.run.path)).checkpoint.path == newest.parent
+    older.write_text(right, encoding="utf-8")
+    shutil.copytree(older.parent, older.parent.with_name("a-copy-of-the-first-one"))
+    assert find_resume_point(str(finished.run.path)).checkpoint.path == newest.parent
+    newest.write_text(text, encoding="utf-8")
+    for given in (finished.run.path, newest.parent):
+        with pytest.raises(ConfigError, match=f"is damaged: .*; give {older.parent} to go on from the one before$"):
+            find_resume_point(str(given))
+    assert find_resume_point(str(older.parent)).checkpoint.train_version == 1
+
+
+def test_files_damaged_while_a_newer_manifest_is_too(finished: RunResult) -> None:
+    (finished.run.checkpoint(2) / "manifest.json").write_text("{}", encoding="utf-8")
+    (finished.run.checkpoint(1) / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="model.safetensors is missing$"):
+        find_resume_point(str(finished.run.checkpoint(1))).check_files()
 
 
 def test_a_checkpoint_cut_short_is_never_taken(finished: RunResult, tmp_path: Path) -> None:
@@ -284,7 +312,7 @@ def test_a_newer_manifest_is_refused(finished: RunResult) -> None:
     [
         (lambda path: None, "there is no such folder"),
         (lambda path: path.mkdir(), "it holds no run"),
-        (lambda path: path.write_text("x"), "there is no such folder"),
+        (lambda path: path.write_text("x"), "it is a file; give a run's folder"),
     ],
 )
 def test_what_is_no_run_is_said(make: Callable[[Path], None], message: str, tmp_path: Path) -> None:
