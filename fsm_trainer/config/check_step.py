@@ -28,13 +28,28 @@ def check_step_needs(config: TrainConfig) -> None:
         raise ConfigError("--torch-compile on a CPU needs a C++ compiler, and g++ is not there; install it or leave it")
 
 
+def check_adapters(config: TrainConfig, model: dict[str, Any]) -> None:
+    """Raise ConfigError for adapters that are larger than what they adapt. `model` is its config.json."""
+    width = next((part["hidden_size"] for part in _parts(model) if isinstance(part.get("hidden_size"), int)), None)
+    if config.lora_rank is not None and width is not None and config.lora_rank > width:
+        raise ConfigError(
+            f"--lora-rank is {config.lora_rank}, but the model's layers are {width} wide, and such adapters would be "
+            f"larger than they are; give at most that, or leave it out"
+        )
+
+
+def _parts(model: dict[str, Any]) -> list[dict[str, Any]]:
+    """Where a model's config.json names things: in itself, or for a model of several kinds of input in a part of it."""
+    text = model.get("text_config")
+    return [model, text] if isinstance(text, dict) else [model]
+
+
 def check_end_token(ckpt: str, model: dict[str, Any], tokenizer: Any) -> None:
     """Raise ConfigError when nothing names an EOS token: completions would only end at their longest.
 
     `model` is its config.json. A padding token is not needed: padding is never looked at, and EOS fills up.
     """
-    parts = (model, model.get("text_config") or {})
-    if tokenizer.eos_token_id is not None or any(part.get("eos_token_id") is not None for part in parts):
+    if tokenizer.eos_token_id is not None or any(part.get("eos_token_id") is not None for part in _parts(model)):
         return
     folder, name = Path(ckpt).expanduser(), "generation_config.json"
     file = str(folder / name) if folder.is_dir() else hub.find_file(ckpt, name)
@@ -43,7 +58,7 @@ def check_end_token(ckpt: str, model: dict[str, Any], tokenizer: Any) -> None:
             generation = json.loads(Path(file).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ConfigError(f"--ckpt {ckpt}: its {name} cannot be read: {one_line(error)}") from error
-        if generation.get("eos_token_id") is not None:
+        if isinstance(generation, dict) and generation.get("eos_token_id") is not None:
             return
     raise ConfigError(
         f"--ckpt {ckpt} names no EOS token; give its tokenizer an eos_token, or config.json an eos_token_id"

@@ -16,7 +16,7 @@ from typing import Any
 from fsm_trainer.config import hub
 from fsm_trainer.config.check_data import check_dataset_path, data_warnings, open_prompts
 from fsm_trainer.config.check_rewards import GivenRewards, Rewards, open_rewards
-from fsm_trainer.config.check_step import check_end_token, check_step_needs
+from fsm_trainer.config.check_step import check_adapters, check_end_token, check_step_needs
 from fsm_trainer.config.devices import parse_devices
 from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
 from fsm_trainer.config.groups import tracker_names
@@ -193,6 +193,7 @@ def _check_ckpt(config: TrainConfig, ckpt: str) -> tuple[int | None, Any]:
     model = _model_config(ckpt)
     context, tokenizer = _check_context(config, model), _tokenizer(ckpt)
     check_end_token(ckpt, model, tokenizer)
+    check_adapters(config, model)
     return context, tokenizer
 
 

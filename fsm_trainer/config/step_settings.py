@@ -63,6 +63,11 @@ def check_step(config: TrainConfig) -> None:
         for name in ("lora_alpha", "lora_target_modules"):
             if getattr(config, name) is not None:
                 raise ValueError(f"--{name.replace('_', '-')} has no meaning without --lora-rank; give both or neither")
+    elif config.lora_target_modules is not None and not all(config.lora_target_modules.split(",")):
+        raise ValueError(
+            f"--lora-target-modules is {config.lora_target_modules}, expected names of layers with commas between, "
+            f"such as q_proj,v_proj"
+        )
 
 
 def _check_rows(config: TrainConfig) -> None:

@@ -34,6 +34,10 @@ from fsm_trainer.config.check_step import check_step_needs
             {"lora_target_modules": "q_proj"},
             "--lora-target-modules has no meaning without --lora-rank; give both or neither",
         ),
+        (
+            {"lora_rank": 8, "lora_target_modules": "q_proj,"},
+            "--lora-target-modules is q_proj,, expected names of layers with commas between, such as q_proj,v_proj",
+        ),
         ({"lora_rank": 0}, "--lora-rank is 0, expected at least 1"),
         ({"dtype": "float16"}, "--dtype is float16, expected one of float32, bfloat16"),
         ({"nonfinite": "ignore"}, "--nonfinite is ignore, expected one of error, skip"),
@@ -106,6 +110,15 @@ def test_a_checkpoint_needs_a_token_that_ends_a_completion(
     )
     (folder / "generation_config.json").write_text("{")
     assert "its generation_config.json cannot be read" in refused(ckpt=str(folder))
+    (folder / "generation_config.json").write_text("[]")
+    assert "names no EOS token" in refused(ckpt=str(folder))
+
+
+def test_adapters_larger_than_their_layers_are_refused(refused: Callable[..., str], model: Path) -> None:
+    width = json.loads((model / "config.json").read_text())["hidden_size"]
+    assert refused(lora_rank=str(width + 1)).startswith(
+        f"--lora-rank is {width + 1}, but the model's layers are {width} wide"
+    )
 
 
 @pytest.mark.parametrize("where", EOS)
