@@ -68,8 +68,8 @@ def load_config(ckpt: str) -> PretrainedConfig:
 def load_model(ckpt: str, device: str = "cpu", dtype: str = "float32", *, seed: int = 0) -> PreTrainedModel:
     """Load a causal language model in evaluation mode, so that dropout never makes two passes differ.
 
-    `seed` fixes what loading draws, and the global random state is left as it was. A checkpoint that lacks weights of
-    the model is a ValueError: transformers would go on with random ones.
+    `seed` fixes what loading draws, and the global random state is left as it was. A checkpoint whose weights are not
+    all the model's is a ValueError: transformers would go on with random ones.
     """
     from transformers import AutoModelForCausalLM
 
@@ -78,7 +78,20 @@ def load_model(ckpt: str, device: str = "cpu", dtype: str = "float32", *, seed: 
     with LOADING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel
-        model, found = _from_pretrained(AutoModelForCausalLM, ckpt, "model", dtype=precision, output_loading_info=True)
+        # Mismatches are let in, to be told below: what transformers says of them is a table.
+        model, found = _from_pretrained(
+            AutoModelForCausalLM,
+            ckpt,
+            "model",
+            dtype=precision,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    for name, saved, expected in sorted(found["mismatched_keys"]):
+        raise ValueError(
+            f"cannot load the model of ckpt {ckpt!r}: its {name} has shape {tuple(saved)}, but its config.json says "
+            f"{tuple(expected)}; give the config.json that was saved with the weights"
+        )
     lacking = sorted(found["missing_keys"])
     if lacking:
         raise ValueError(
@@ -159,10 +172,12 @@ def _as_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _from_pretrained(factory: Any, ckpt: str, what: str, **arguments: Any) -> Any:
-    """Call `from_pretrained` without progress bars, and say plainly what is wrong with the checkpoint."""
+    """Call `from_pretrained` without progress bars or tables, and say plainly what is wrong with the checkpoint."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         return factory.from_pretrained(ckpt, **arguments)
     except Exception as error:  # what a broken file makes of transformers' and safetensors' many readers
@@ -171,3 +186,5 @@ def _from_pretrained(factory: Any, ckpt: str, what: str, **arguments: Any) -> An
             f"cannot load the {what} of ckpt {ckpt!r}, expected a local directory written by "
             f"save_pretrained or a model the hub or its local cache has: {reason}"
         ) from error
+    finally:
+        logging.set_verbosity(verbosity)
