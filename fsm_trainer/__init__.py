@@ -1,4 +1,4 @@
-"""fsm_trainer: asynchronous GRPO and GSPO whose runs can be explained.
+"""fsm_trainer: asynchronous GRPO, GSPO, CISPO, Dr. GRPO and DAPO whose runs can be explained.
 
 The names below are the public ones; each is imported when first used, so that importing the package stays cheap.
 """

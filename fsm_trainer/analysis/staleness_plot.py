@@ -14,7 +14,7 @@ _EFFECTS = {
     "reward_mean": "mean reward",
     "ratio_mean": "mean ratio",
     "approx_kl": "KL (nats a token)",
-    "logprob_gap": "logprob gap (nats a token)",
+    "logprob_gap": "gap (nats a token)",
 }
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 """Okabe and Ito's, told apart by most colour-blind people."""
@@ -60,6 +60,7 @@ def _draw_steps(axes: Any, report: StalenessReport) -> None:
         linewidth=1,
         label="largest",
     )
+    axes.set_ylim(0, max(float(table["staleness_max"].max()), 1.0) * 1.3)  # room for the legend
     axes.legend(loc="upper right", ncols=3)
 
 
@@ -96,4 +97,5 @@ def _draw_groups(axes: Any, report: StalenessReport, name: str, words: str) -> N
             color=colour,
             label=f"{group} ({len(rows)})",
         )
-    axes.legend()
+    axes.set_ylim(top=axes.get_ylim()[1] * 1.3)  # room for the legend
+    axes.legend(loc="upper right", ncols=2)

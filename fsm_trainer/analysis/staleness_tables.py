@@ -25,10 +25,13 @@ def by_value(source: Source, frame: pd.DataFrame) -> pd.DataFrame:
 
 def by_step(source: Source, frame: pd.DataFrame, rows: int) -> pd.DataFrame:
     """The same along the run, in at most so many rows of equally many steps: `first_step`, `last_step`, and besides
-    the columns of `by_value` the mean and the largest `staleness`. A dropped batch counts to the step that came next.
+    the columns of `by_value` the mean and the largest `staleness`. A dropped batch counts to the step that came next,
+    after the last step to that.
     """
     known = frame[frame["staleness"].notna()]
     step = known["train_version_consumed"].astype(np.int64) + 1
+    if known["step"].notna().any():
+        step = step.clip(upper=int(known["step"].max()))
     begin, end = (int(step.min()), int(step.max())) if len(step) else (1, 1)
     width = max(-(-(end - begin + 1) // rows), 1)
     first = (step - begin) // width * width + begin

@@ -84,7 +84,7 @@ def plain_line(p: Progress) -> str:
     parts.append(f"queue {s.queue_len}/{s.queue_size}")
     parts.extend(f"rollout-{i} {_with_cause(w, s.worker_causes[i])}" for i, w in enumerate(s.workers))
     parts.append(f"trainer {_with_cause(s.trainer, s.trainer_cause)}")
-    parts.append(f"{p.tokens_per_s:.0f} tok/s")
+    parts.append(f"{p.tokens_per_s:.0f} generated tok/s")
     parts.append(f"left {_duration(p.left_s)}")
     return "  ".join(parts)
 
@@ -114,7 +114,7 @@ class RichDisplay:
         s = p.status
         table = Table.grid(padding=(0, 2))
         table.add_row("step", _steps(p), "left", _duration(p.left_s))
-        table.add_row("reward", _number(p, "reward_mean", ".3f"), "tokens/s", f"{p.tokens_per_s:.0f}")
+        table.add_row("reward", _number(p, "reward_mean", ".3f"), "generated tok/s", f"{p.tokens_per_s:.0f}")
         table.add_row("loss", _number(p, "loss", ".4f"), "staleness", _number(p, "staleness_mean", ".0f"))
         table.add_row("queue", f"{s.queue_len} of {s.queue_size}", "dropped", str(p.dropped))
         table.add_row("trainer", _with_cause(s.trainer, s.trainer_cause), "version", str(s.train_version))

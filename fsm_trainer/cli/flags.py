@@ -22,7 +22,10 @@ from fsm_trainer.config.train_config import TrainConfig
 from fsm_trainer.config.yaml_file import read_config_file
 from fsm_trainer.presets import preset_settings
 
-_DESCRIPTION = "Train a language model with GRPO or GSPO, rollout and training overlapped by explicit state machines."
+_DESCRIPTION = (
+    "Train a language model with GRPO, GSPO, CISPO, Dr. GRPO or DAPO (--algo), synchronously or with rollout and "
+    "training overlapped by explicit state machines."
+)
 _ALIASES = {"tp_size": ("--train-tp-size",)}
 
 
@@ -120,8 +123,9 @@ def _resumed(values: dict[str, Any], origin: dict[str, str]) -> TrainConfig:
 
 
 def _unknown(argument: str, parser: argparse.ArgumentParser) -> str:
-    if not argument.startswith("-"):
-        return f"unexpected argument {argument!r}; every setting is a flag, see fsm-train --help"
-    name = argument.split("=", 1)[0]
+    name, equals, _ = argument.partition("=")
     known = [option for option in parser._option_string_actions if option.startswith("--")]
+    if not argument.startswith("-"):
+        meant = suggestion(name, known) if equals else ""
+        return f"unexpected argument {argument!r}{meant}; every setting is a flag, see fsm-train --help"
     return f"unknown flag {name}{suggestion(name, known) or '; see fsm-train --help'}"

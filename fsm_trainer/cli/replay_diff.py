@@ -78,7 +78,7 @@ def _lines(
         lines.extend(f"  {name}  {_side(side)}" for name, side in zip("AB", decisions.first, strict=True))
     differing = {name: pair for name, pair in figures.items() if pair[0] != pair[1]}
     lines += ["", *_table("figures", differing, "all figures are the same")]
-    return [*lines, "", *_table("settings", settings, "all settings are the same")]
+    return [*lines, "", *_table("settings", settings, "all settings are the same", changes=False)]
 
 
 def _side(side: Side) -> str:
@@ -94,10 +94,10 @@ def _side(side: Side) -> str:
     return f"{text}  (after input {i['trigger']}{about} at seq {i['seq']})"
 
 
-def _table(title: str, pairs: dict[str, Any], none: str) -> list[str]:
+def _table(title: str, pairs: dict[str, Any], none: str, *, changes: bool = True) -> list[str]:
     if not pairs:
         return [f"{title}: {none}"]
-    rows = [(name, _shown(a), _shown(b), _change(a, b)) for name, (a, b) in pairs.items()]
+    rows = [(name, _shown(a), _shown(b), _change(name, a, b) if changes else "") for name, (a, b) in pairs.items()]
     widths = [max(len(row[i]) for row in [*rows, (title, "A", "B", "")]) for i in range(3)]
     head = f"{title:<{widths[0]}}  {'A':>{widths[1]}}  {'B':>{widths[2]}}"
     body = [f"{n:<{widths[0]}}  {a:>{widths[1]}}  {b:>{widths[2]}}  {c}".rstrip() for n, a, b, c in rows]
@@ -110,7 +110,10 @@ def _shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _change(a: object, b: object) -> str:
-    """B against A in per cent, where both are numbers and A is not 0."""
-    numbers = isinstance(a, (int, float)) and isinstance(b, (int, float)) and not isinstance(a, bool)
-    return f"{100 * (b - a) / abs(a):+.1f} %" if numbers and a else ""  # type: ignore[operator, arg-type]
+def _change(name: str, a: object, b: object) -> str:
+    """B against A where both are numbers: a share in points, anything else in per cent if A is not 0."""
+    if not isinstance(a, (int, float)) or not isinstance(b, (int, float)) or isinstance(a, bool):
+        return ""
+    if name.endswith("(share)"):
+        return f"{100 * (b - a):+.1f} points"
+    return f"{100 * (b - a) / abs(a):+.1f} %" if a else ""

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 _BAR = 24
 """Characters of the longest bar."""
 _EFFECTS = {"reward_mean": "reward", "ratio_mean": "ratio", "ratio_max": "max", "approx_kl": "KL", "logprob_gap": "gap"}
+_LEGEND = (
+    "reward: mean; ratio, max: mean and largest importance ratio; gap: trainer's to rollout's logprobs, nats a token",
+    "KL: of the policy that sampled to the trained one, nats a token (approx_kl); - where nothing was trained",
+    "note: staleness goes with time (the first batch is fresh), so rows differ in more than it: compare near steps",
+)
 _PARTS = {"staleness_in_flight": "in flight", "staleness_in_queue": "in queue"}
 
 
@@ -67,9 +72,14 @@ def _text(report: StalenessReport, by: str) -> Iterator[str]:
         return
     states = ", ".join(f"{n} {state}" for state, n in frame["state"].astype(str).value_counts().items())
     parts = ", ".join(f"{frame[name].mean():.2f} {words}" for name, words in _PARTS.items())
-    yield f"{len(frame)} batches consumed: {states}; mean staleness {frame['staleness'].mean():.2f}: {parts}"
+    known = frame["staleness"]
+    trained = known[frame["state"] == "trained"]
+    of_trained = f", of the trained {trained.mean():.2f}" if len(trained) else ""
+    yield f"{len(frame)} batches consumed: {states}"
+    yield f"mean staleness of the consumed {known.mean():.2f} ({parts}){of_trained}"
     yield ""
     yield from _lines(_value_rows(report.by_value))
+    yield from _LEGEND
     yield ""
     yield f"{'':{_BAR}}  █ in flight, ░ in queue"
     yield from _lines(_step_rows(report.by_step) if by == "step" else _batch_rows(frame))

@@ -59,8 +59,8 @@ def figures(s: Snapshot) -> list[str]:
     versions = ", ".join(f"engine-{engine} {version}" for engine, version in s["rollout_versions"].items())
     batches = ", ".join(f"{count} {state}" for state, count in s["batches"].items())
     lines = [
-        f"step {s['step']}{of}  {duration(s['elapsed_s'])}  {s['steps_per_s']:.3g} steps/s  "
-        f"{s['tokens_per_s']:.0f} tokens/s{metrics}",
+        f"step {s['step']}{of}  {duration(s['elapsed_s'])}  newest minute: {s['steps_per_s']:.3g} steps/s, "
+        f"{s['tokens_per_s']:.0f} generated tokens/s{metrics}",
         f"queue {s['queue']['length']} of {s['queue']['size']}  versions: trainer {s['train_version']}, "
         f"{versions or 'no engine'}",
         f"batches: {batches or 'none'}",
@@ -74,7 +74,9 @@ def machine_cells(row: dict[str, Any]) -> tuple[str, str, str, str, str]:
     """Name, state, since when, batch, and what it waits for."""
     batch = "" if row["batch"] is None else f"{row['batch']}"
     waits = "" if row["waits"] is None else f"waits {row['waits']}"
-    return row["machine"], row["state"], duration(row["for_s"]), batch, waits
+    # A stopped machine stays so: nothing to wait for.
+    since = "" if row["state"] == "stopped" else duration(row["for_s"])
+    return row["machine"], row["state"], since, batch, waits
 
 
 def histogram(s: Snapshot) -> list[str]:

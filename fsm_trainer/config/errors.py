@@ -6,7 +6,10 @@ Knows nothing of pydantic or argparse.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+from fsm_trainer.config.other_words import meaning_here
 
 
 class ConfigError(ValueError):
@@ -19,9 +22,19 @@ def flag(name: str) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the closest known name, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    """`; here it is X` for another system's name, `; did you mean X?` for the closest known name, or nothing."""
+    spellings = list(known)
+    meaning = meaning_here(name)
+    if meaning is not None:
+        words = re.sub(r"\{(\w+)\}", lambda found: _spelled(found[1], spellings), meaning)
+        return f"; here it is {words}" if meaning.startswith("{") else f"; {words}"
+    close = difflib.get_close_matches(name, spellings, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def _spelled(setting: str, known: list[str]) -> str:
+    """A setting as those that are known are spelt: a flag, or a key in kebab or snake case."""
+    return next((s for s in (flag(setting), setting.replace("_", "-"), setting) if s in known), setting)
 
 
 def one_line(text: object) -> str:

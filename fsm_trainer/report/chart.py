@@ -42,6 +42,8 @@ COLOURS = {
 }
 SERIES = ("#3b82c4", "#e08a1e", "#2e9e62", "#9467bd", "#d1605e", "#8c6d5a")
 WAITS = {
+    "generating": "#8fb8de",
+    "no_batch": "#b8bcc4",
     "generation": "#9fb4c7",
     "reward": "#b8a9c9",
     "prompts": "#a3b899",

@@ -8,8 +8,8 @@ from typing import Any
 
 from fsm_trainer.analysis.samples import read_files
 
-FILES = 3
-"""Newest files of batches that samples are taken from."""
+BATCHES = 3
+"""Newest batches that samples are taken from."""
 EACH = 2
 """Samples shown of the best, and of the worst."""
 MOST_CHARACTERS = 1500
@@ -28,14 +28,16 @@ class Sample:
 
 def some_samples(run: Path) -> tuple[list[Sample], str]:
     """The samples, and a sentence that says which they are or why there are none."""
-    newest = sorted((run / "samples").glob("*.parquet"))[-FILES:]
+    # A file is one batch, or all of them once the run has ended.
+    newest = sorted((run / "samples").glob("*.parquet"))[-BATCHES:]
     rows = [{**dict.fromkeys(_COLUMNS), **row} for t in read_files(newest, _COLUMNS) for row in t.to_pylist()]
+    batches = sorted({row["batch_id"] for row in rows})[-BATCHES:]
+    rows = [row for row in rows if row["batch_id"] in batches]
     scored = sorted((row for row in rows if row["reward"] is not None), key=lambda row: row["reward"])
     if not scored:
         return [], "The run kept no samples with a reward."
     worst = scored[:EACH]
     best = [row for row in reversed(scored[-EACH:]) if row not in worst]
-    batches = sorted({row["batch_id"] for row in rows})
     note = (
         f"The best and the worst of batches {', '.join(map(str, batches))}, the newest kept; "
         f"fsm-replay samples prints all."

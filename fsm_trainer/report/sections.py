@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fsm_trainer.analysis.compare import final_reward, settings
 from fsm_trainer.report.advice import Advice
 from fsm_trainer.report.chart import Chart, Table, number
@@ -77,15 +79,14 @@ def key_figures(data: RunData) -> tuple[tuple[str, str], ...]:
     """The figures to see first."""
     s = data.summary
     steps = data.steps
-    tokens = float(data.staleness["tokens"].fillna(0).sum())
     reward = final_reward(data.log)
     figures = [
         ("Wall time", _duration(data.wall_s)),
         ("Optimiser steps", f"{s.steps}"),
         ("Seconds a step", number(float(steps["interval_s"].mean())) if len(steps) else "-"),
-        ("Generated tokens a second", f"{tokens / data.wall_s:,.0f}" if data.wall_s and tokens else "-"),
+        ("Generated tokens a second", _generated_per_s(data)),
         ("Reward, last tenth of the steps", "-" if reward is None else number(reward)),
-        ("Mean staleness", "-" if s.mean_staleness is None else number(s.mean_staleness)),
+        ("Mean staleness of trained batches", "-" if s.mean_staleness is None else number(s.mean_staleness)),
         ("Batches trained", f"{s.batches['trained']} of {s.batches['admitted']}"),
         ("Batches dropped", str(s.batches["dropped"])),
     ]
@@ -96,7 +97,8 @@ def key_figures(data: RunData) -> tuple[tuple[str, str], ...]:
             ("Rollout idle", f"{100 * s.sides.rollout_idle:.1f} %"),
         ]
     if s.overlap is not None:
-        figures.append(("Overlap", f"{s.overlap.speedup:.2f}x of at most {s.overlap.limit:.2f}x"))
+        reached = "none, synchronous; async" if s.synchronous else f"{s.overlap.speedup:.2f}x of"
+        figures.append(("Overlap", f"{reached} at most {s.overlap.limit:.2f}x"))
     return tuple(figures)
 
 
@@ -116,6 +118,15 @@ def settings_table(data: RunData) -> Table:
     """Every setting that the log carries."""
     rows = settings(data.log).items()
     return Table(("setting", "value"), tuple((name, _value(value)) for name, value in rows))
+
+
+def _generated_per_s(data: RunData) -> str:
+    """Completion tokens a second, since the run was running: the rate of `fsm-train`'s progress at the end."""
+    run = data.spans[(data.spans["machine"] == "run") & (data.spans["state"] == "running")]
+    rows = data.source.rows(["machine", "trigger", "tokens"], ["transition"])
+    tokens = float(np.nansum(rows.where(rows.equal(machine="batch", trigger="generated")).floats("tokens")))
+    seconds = 0.0 if run.empty else data.wall_s - float(run["start_s"].min())
+    return f"{tokens / seconds:,.0f}" if seconds > 0 and tokens else "-"
 
 
 def _value(value: object) -> str:

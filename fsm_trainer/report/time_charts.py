@@ -30,7 +30,7 @@ WINDOWS = 100
 CLOSE_STEPS = 8
 _CLOSE_BARS = 600
 _MACHINES = ("trainer", "rollout", "engine")
-_WAITING = ("waiting", "idle", "ready", "queued")
+_WAITING = ("waiting", "idle", "ready", "queued", "open")
 _SHARE_AXIS = {"title": {"text": "share of the time"}, "tickformat": ".0%", "range": [0, 1]}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fsm_trainer.core.events import InputKind, Record, RecordKind
+from fsm_trainer.core.events import Record, RecordKind
 from fsm_trainer.core.scheduler import Status
 
 
@@ -20,16 +20,16 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers of the newest step."""
     tokens_per_s: float = 0.0
-    """Prompt and completion tokens trained on a second, since the run was up."""
+    """Generated completion tokens a second, since the run was running."""
     dropped: int = 0
     steps_before: int = 0
     """Optimiser steps of the runs that this one goes on from."""
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to go at the rate so far, once there is one."""
+        """Seconds to go at the rate so far, once there is one; None where no more steps are to come."""
         done = self.status.train_version - self.steps_before
-        if not done or self.total_steps is None:
+        if not done or self.total_steps is None or self.status.run not in ("starting", "running"):
             return None
         return self.elapsed_s / done * (self.total_steps - self.status.train_version)
 
@@ -66,7 +66,7 @@ class ProgressTracker:
         for r in records:
             if r.kind is RecordKind.TRANSITION and r.machine == "run" and r.trigger == "run":
                 self._up_ns = r.t_ns
-            elif r.kind is RecordKind.INPUT and r.trigger == InputKind.TRAINED.value:
+            elif r.kind is RecordKind.TRANSITION and r.machine == "batch" and r.trigger == "generated":
                 self._tokens += r.tokens or 0
             elif r.kind is RecordKind.DROP:
                 self._dropped += 1

@@ -55,7 +55,7 @@ def _message(run: RunDirectory, s: State, loop: EventLoop, last_metrics: dict[st
     kept = f"checkpoint {run.checkpoint(s.saved_version)}" if s.saved_version > before else "no checkpoint"
     where = f"{kept}, log {run.kept_log}"
     if loop.outcome == "completed":
-        reward = f", mean reward {last_metrics['reward_mean']:.3f}" if last_metrics else ""
+        reward = f", reward of the last step {last_metrics['reward_mean']:.3f}" if last_metrics else ""
         return f"completed {steps} in {seconds:.1f} s ({s.drain_reason}){reward}; {where}"
     if loop.outcome == "interrupted":
         return f"interrupted by {s.drain_reason or 'a stop request'} after {steps}; {where}"

@@ -14,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from fsm_trainer.analysis.bias import bias_table, sample_lengths
+from fsm_trainer.analysis.source import Source
 from fsm_trainer.analysis.staleness_plot import draw
 from fsm_trainer.analysis.staleness_report import StalenessReport, staleness_report
+from fsm_trainer.analysis.staleness_tables import by_step
 from fsm_trainer.core.events import Record, RecordKind
 from fsm_trainer.eventlog.reader import read_log
 from tests.analysis import plain
@@ -72,6 +74,16 @@ def test_by_step_covers_the_run_in_so_many_rows(rows: int, tmp_path: Path) -> No
         )
         assert row["staleness"] == pytest.approx(np.mean([b["staleness"] for b in mine]))
         assert row["staleness_max"] == max(b["staleness"] for b in mine)
+
+
+def test_a_batch_dropped_after_the_last_step_makes_no_step(tmp_path: Path) -> None:
+    report, _ = report_of("greedy, drops", tmp_path)
+    late = report.batches.copy()
+    late.loc[late.index[-1], ["state", "step", "train_version_consumed"]] = ["dropped", pd.NA, 60]
+    late.loc[late.index[-2], ["state", "step"]] = ["trained", 60]
+    config, records = records_of("greedy, drops")
+    table = by_step(Source.of(read_log(log_of(tmp_path / "b", list(records), config))), late, 60)
+    assert table["last_step"].max() == 60
 
 
 def measures_of(groups: dict[str, list[float]]) -> pd.DataFrame:

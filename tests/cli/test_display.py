@@ -52,7 +52,7 @@ def test_a_line_says_all_there_is_to_know() -> None:
         "rollout-1 idle (staleness bound)",
         "rollout-2 queued (queue full)",
         "trainer training",
-        "1234 tok/s",
+        "1234 generated tok/s",
         "left 2:30",
     ]
 
@@ -143,7 +143,7 @@ def test_the_panel_shows_every_number_and_machine() -> None:
     for expected in (
         "async-gspo runs/[bold]one",
         "step 5 of 20 (running) left 2:30",
-        "reward 0.123 tokens/s 1234",
+        "reward 0.123 generated tok/s 1234",
         "loss -0.5000 staleness 1",
         "queue 1 of 2 dropped 3",
         "trainer training version 5",
@@ -158,7 +158,7 @@ def test_the_panel_before_the_first_step() -> None:
     shown = panel(replace(BEFORE, total_steps=None))
     rows = [" ".join(line.split()) for line in shown.splitlines()]
     assert any("step 0 of ? (running) left -" in row for row in rows)
-    assert any("reward - tokens/s 0" in row for row in rows)
+    assert any("reward - generated tok/s 0" in row for row in rows)
 
 
 @pytest.mark.parametrize(

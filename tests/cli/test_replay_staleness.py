@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fsm_trainer.analysis import staleness_frame
 from fsm_trainer.cli.replay import main
 from tests.analysis.worlds import records_of
 from tests.replay.virtual_run import log_of
@@ -24,14 +25,18 @@ def run(tmp_path: Path) -> Path:
 def test_text_says_it_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["staleness", str(run), "--rows", "6"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("149 batches consumed: 89 dropped, 60 trained; mean staleness 1.88: ")
-    assert lines[2].split() == ["staleness", "trained", "dropped", "in", "flight", "in", "queue", *EFFECTS]
-    assert lines[3].split()[:5] == ["0", "5", "0", "0.00", "0.00"]
+    assert lines[0] == "149 batches consumed: 89 dropped, 60 trained"
+    assert lines[1].startswith("mean staleness of the consumed 1.88 (")
+    trained = [row for row in staleness_frame(run).to_dict("records") if row["state"] == "trained"]
+    mean = sum(int(row["staleness"]) for row in trained) / 60
+    assert lines[1].endswith(f"in queue), of the trained {mean:.2f}")
+    assert lines[3].split() == ["staleness", "trained", "dropped", "in", "flight", "in", "queue", *EFFECTS]
+    assert lines[4].split()[:5] == ["0", "5", "0", "0.00", "0.00"]
     bars = [line for line in lines if line.startswith(("█", "░")) or "1-10" in line]
     assert len(bars) == 6
     assert max(line.split()[0].count("█") + line.split()[0].count("░") for line in bars) == 24
     assert any(line.startswith("dropped (stale): ") and "slower to generate" in line for line in lines)
-    assert len({len(line) for line in lines[2:12]} - {0}) == 1
+    assert len({len(line) for line in lines[3:14] if not line.startswith(("reward:", "KL:", "note:"))} - {0}) == 1
 
 
 def test_every_batch_has_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

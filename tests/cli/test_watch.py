@@ -117,6 +117,8 @@ def test_panel_shows_the_same(tmp_path: Path) -> None:
     text = console.file.getvalue()
     for part in ("completed: max_steps reached", "step 10 of 10", "rollout-0", "batch 2, degenerate", "staleness   1"):
         assert part in text
+    assert "0.00 s" not in text, "for how long a machine has stood still says nothing"
+    assert "0.00 s" not in plain(s, "run")
 
 
 def test_a_failure_cannot_steer_the_terminal(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fsm_trainer.cli.replay import main
@@ -18,6 +20,7 @@ from fsm_trainer.report.build import build_report
 from fsm_trainer.report.chart import Chart, Table
 from fsm_trainer.report.learning_charts import learning_charts, staleness_charts
 from fsm_trainer.report.run_data import RunData
+from fsm_trainer.report.samples import some_samples
 from fsm_trainer.report.sections import key_figures
 from fsm_trainer.report.time_charts import time_charts
 from tests.replay.virtual_run import log_of, virtual_run
@@ -108,7 +111,18 @@ def test_figures_are_those_of_the_run(run: Path) -> None:
     assert figures["Optimiser steps"] == "60"
     assert figures["Batches dropped"] == "3"
     expected = sum(1 - math.exp(-step / 20) for step in range(55, 61)) / 6
+    log = read_log(run)
+    rows = log.table.select(["t_ns", "kind", "machine", "trigger", "dest", "tokens"]).to_pylist()
+    (up,) = [r["t_ns"] for r in rows if r["machine"] == "run" and r["dest"] == "running" and r["kind"] == "transition"]
+    made = sum(r["tokens"] or 0 for r in rows if r["machine"] == "batch" and r["trigger"] == "generated")
+    assert figures["Generated tokens a second"] == f"{made / (rows[-1]['t_ns'] - up) * 1e9:,.0f}"
     assert figures["Reward, last tenth of the steps"] == f"{expected:.4g}"
+
+
+def test_states_and_causes_of_a_machine_have_colours_of_their_own(html: str) -> None:
+    chart = next(c for c in charts_of(html) if c["id"] == "residency")
+    colours = {t["name"]: t["marker"]["color"] for t in chart["data"]}  # type: ignore[attr-defined]
+    assert colours["open (generating)"] != colours["open (no batch)"]
 
 
 def test_curves_hold_the_metrics(html: str) -> None:
@@ -187,3 +201,13 @@ def test_a_library_that_lacks_is_named(
     assert main(["report", str(run), "-o", str(tmp_path / "x.html")]) == 2
     assert "pip install 'fsm-trainer[report]'" in capsys.readouterr().err
     assert not (tmp_path / "x.html").exists()
+
+
+def test_samples_are_of_the_newest_batches_whether_or_not_they_are_in_one_file(run: Path, tmp_path: Path) -> None:
+    apart, note = some_samples(run)
+    tables = [pq.read_table(path) for path in sorted((run / "samples").glob("*.parquet"))]
+    batches = sorted({batch for table in tables for batch in table["batch_id"].to_pylist()})
+    assert f"batches {', '.join(map(str, batches[-3:]))}, the newest" in note
+    (tmp_path / "samples").mkdir()
+    pq.write_table(pa.concat_tables(tables), tmp_path / "samples" / "samples.parquet")
+    assert some_samples(tmp_path) == (apart, note)
