@@ -39,7 +39,12 @@ def save_checkpoint(
 
     logging.disable_progress_bar()
     Path(directory).mkdir(parents=True, exist_ok=True)
+    card = Path(directory) / "README.md"
+    had_card = card.exists()
     model.save_pretrained(directory)
+    if not had_card:
+        # peft's template of a model card, with nothing filled in.
+        card.unlink(missing_ok=True)
     tokenizer.save_pretrained(directory)
 
 

@@ -10,6 +10,7 @@ import importlib.util
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,6 +71,9 @@ def attach_lora(model: PreTrainedModel, settings: LoraSettings, seed: int = 0) -
         warnings.simplefilter("ignore", FutureWarning)
         torch.manual_seed(seed)
         adapted: PeftModel = get_peft_model(model, config)
+    if model.name_or_path and Path(model.name_or_path).is_dir():
+        # Written into each checkpoint, from which it must be found whatever the working folder is.
+        adapted.peft_config["default"].base_model_name_or_path = str(Path(model.name_or_path).absolute())
     adapted.eval()
     return adapted
 

@@ -1,10 +1,12 @@
 """LoRA: against `peft`'s own merged model, and from the trainer to the rollout engine."""
 
 import importlib.util
+import json
+from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoModelForCausalLM
 
 from fsm_trainer.algorithms.objective import Objective
@@ -28,8 +30,8 @@ def ckpt(tmp_path_factory):
 def trainer(ckpt):
     engines = []
 
-    def build(**settings):
-        engines.append(HFTrainEngine(ckpt, **{"lr": 1e-2, "lora": LORA, **settings}))
+    def build(path=ckpt, **settings):
+        engines.append(HFTrainEngine(path, **{"lr": 1e-2, "lora": LORA, **settings}))
         engines[-1].start()
         return engines[-1]
 
@@ -104,6 +106,17 @@ def test_a_sync_carries_little(trainer):
     small, full = trainer().export(0), trainer(lora=None).export(0)
     assert small.nbytes < 0.15 * full.nbytes
     assert all(".lora_" in name for name, _ in read_snapshot(small))
+
+
+def test_a_checkpoint_names_its_base_model_from_any_folder(trainer, ckpt, tmp_path, monkeypatch):
+    base = Path(ckpt)
+    monkeypatch.chdir(base.parent)
+    engine = trainer(base.name)
+    monkeypatch.chdir(tmp_path)
+    engine.save("step")
+    assert json.loads((tmp_path / "step" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    assert not (tmp_path / "step" / "README.md").exists(), "peft's empty model card"
+    AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "step"))
 
 
 def test_the_checkpoint_is_adapters_that_peft_merges_to_the_same_policy(trainer, rollouts, ckpt, tmp_path):
