@@ -6,8 +6,16 @@ import os
 from pathlib import Path
 
 from fsm_trainer.config.train_config import TrainConfig
+from fsm_trainer.data.builtin_rewards import PREFIX as BUILTIN
+from fsm_trainer.data.datasets import LOADER_FUNCTION, local_path
+from fsm_trainer.data.reasoning_gym import is_reasoning_gym
+from fsm_trainer.data.reward_specs import split_specs
+from fsm_trainer.data.rewards import REWARD_FUNCTION
+from fsm_trainer.data.user_code import split_spec
 
-_PATHS = ("ckpt", "dataset_path", "dataset_loader_fn", "reward_fn_path", "output_dir", "save_path")
+INPUT_PATHS = ("ckpt", "dataset_path", "dataset_loader_fn", "reward_fn_path")
+"""What a run reads: files, folders, or names of something else."""
+_PATHS = (*INPUT_PATHS, "output_dir", "save_path")
 
 MAX_LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 0.2}
 """Largest mean gap that each type's rounding explains, with room to spare; docs/mismatch.md says from what."""
@@ -40,6 +48,50 @@ def _expanded(config: TrainConfig) -> dict[str, object]:
     """Paths that begin with ~, which the shell leaves alone in `--flag=~/x` and in files."""
     values = {name: getattr(config, name) for name in _PATHS}
     return {name: os.path.expanduser(value) for name, value in values.items() if value and value.startswith("~")}
+
+
+def locate(config: TrainConfig) -> TrainConfig:
+    """The configuration with every input that is a file or folder here by its absolute path; any other text stays.
+
+    So that a run can be resumed from whatever folder.
+    """
+    found: dict[str, object] = {}
+    for name in INPUT_PATHS:
+        text = getattr(config, name)
+        parts = _parts(name, text)
+        if not any(_is_here(path) for _, path in parts):
+            continue
+        located = ",".join(str(Path(part).expanduser().absolute()) if _is_here(path) else part for part, path in parts)
+        # A folder with a comma in its name could make several functions of one.
+        if len(_parts(name, located)) == len(parts):
+            found[name] = located
+    return config.model_copy(update=found)
+
+
+def missing_files(config: TrainConfig, name: str) -> list[str]:
+    """The absolute paths among the files of one of `INPUT_PATHS` at which there is nothing."""
+    paths = [path for _, path in _parts(name, getattr(config, name))]
+    return [str(path) for path in paths if path is not None and path.is_absolute() and not os.path.exists(path)]
+
+
+def _is_here(path: Path | None) -> bool:
+    # Unlike Path.exists, False of a text that cannot be a path at all.
+    return path is not None and os.path.exists(path)
+
+
+def _parts(name: str, text: str | None) -> list[tuple[str, Path | None]]:
+    """What a setting names, each with the file or folder it would be; None for what never is one."""
+    if text is None:
+        return []
+    if name == "reward_fn_path":
+        return [(s, None if s.startswith(BUILTIN) else split_spec(s, REWARD_FUNCTION)[0]) for s in split_specs(text)]
+    if name == "dataset_loader_fn":
+        return [(text, split_spec(text, LOADER_FUNCTION)[0])]
+    if name == "dataset_path":
+        return [(text, None if is_reasoning_gym(text) else local_path(text)[0])]
+    # A model is a folder; a file of a hub name's spelling does not hide that name.
+    path = Path(text).expanduser()
+    return [(text, None if os.path.isfile(path) else path)]
 
 
 def threads_per_process(engines: int) -> int:

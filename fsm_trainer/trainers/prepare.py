@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from fsm_trainer.config.check_rewards import GivenRewards
 from fsm_trainer.config.checkpoint import SOURCE_STATE
 from fsm_trainer.config.errors import flag, one_line
 from fsm_trainer.config.preflight import Inputs, check_inputs, check_machine, check_model, count_cuda_devices
-from fsm_trainer.config.resolve import resolve
+from fsm_trainer.config.resolve import INPUT_PATHS, locate, missing_files, resolve
 from fsm_trainer.config.resume import ResumePoint, find_resume_point
 from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.data.datasets import Rows
+from fsm_trainer.data.reasoning_gym import default_reward_for
 from fsm_trainer.presets import prepare_preset
 
 
@@ -29,7 +31,7 @@ class Prepared:
     """A run that has passed every check and has not started."""
 
     config: TrainConfig
-    """Resolved; paths of preset files are those they will have in the run's folder."""
+    """Resolved; inputs by absolute paths, preset files by those they will have in the run's folder."""
     inputs: Inputs | None
     """None when the batches come from a queue."""
     scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
@@ -67,33 +69,36 @@ def prepare(config: TrainConfig, *, reward_fn: GivenRewards | None = None, datas
     config, point = _resumed(config)
     given = {"reward_fn_path": reward_fn is not None, "dataset_path": dataset is not None}
     provided = frozenset(name for name, there in given.items() if there)
+    if point is not None:
+        _check_given(point, config, provided)
+        _check_there(point, config, [name for name in INPUT_PATHS if name not in provided])
     cuda_devices = count_cuda_devices(config)
     # What the user wrote first, so that a message quotes it; then what was filled in.
     check_machine(config, cuda_devices, provided)
     config = resolve(config, cuda_devices)
     check_machine(config, cuda_devices, provided)
-    if point is not None:
-        _check_given(point, config, provided)
     # The files of a resumed run's preset lie in the folder of the run before.
     if config.preset is None or point is not None:
         inputs = check_inputs(config, reward_fn=reward_fn, dataset=dataset)
         _go_on(point, config, inputs)
-        return Prepared(config, inputs, resume=point)
+        return Prepared(locate(config), inputs, resume=point)
     scratch = tempfile.TemporaryDirectory(prefix="fsm-train-")
     try:
-        made, final = Path(scratch.name) / "preset", Path(str(config.output_dir)) / "preset"
+        made, final = Path(scratch.name) / "preset", Path(str(config.output_dir)).absolute() / "preset"
         trial = prepare_preset(config, made, provided)
         inputs = check_inputs(trial, reward_fn=reward_fn, dataset=dataset)
     except BaseException:
         scratch.cleanup()
         raise
-    return Prepared(_relocated(trial, made, final), inputs, scratch)
+    return Prepared(_relocated(locate(trial), made, final), inputs, scratch)
 
 
 def prepare_for_queue(config: TrainConfig) -> Prepared:
     """The same for a run whose batches come from producers outside it: there is no dataset and no reward to check."""
     provided = frozenset({"dataset_path", "reward_fn_path"})
     config, point = _resumed(config)
+    if point is not None:
+        _check_there(point, config, ["ckpt"])
     cuda_devices = count_cuda_devices(config)
     if config.ckpt is None:
         raise ConfigError("--ckpt is missing; give the model to train, a folder or a hub name")
@@ -106,7 +111,7 @@ def prepare_for_queue(config: TrainConfig) -> Prepared:
     check_machine(config, cuda_devices, provided)
     check_model(config)
     _go_on(point, config, None)
-    return Prepared(config, None, resume=point)
+    return Prepared(locate(config), None, resume=point)
 
 
 def _resumed(config: TrainConfig) -> tuple[TrainConfig, ResumePoint | None]:
@@ -121,12 +126,29 @@ def _resumed(config: TrainConfig) -> tuple[TrainConfig, ResumePoint | None]:
 
 
 def _check_given(point: ResumePoint, config: TrainConfig, provided: frozenset[str]) -> None:
-    """A preset fills in what is not given, but here that would not be what the run before used."""
-    for name in ("dataset_path", "reward_fn_path"):
-        if config.preset is not None and getattr(config, name) is None and name not in provided:
-            raise ConfigError(
-                f"{point.name}: the run before was given an object instead of {flag(name)}; give it again"
-            )
+    """ConfigError unless there is a path or an object for what the run before was given as an object."""
+    if SOURCE_STATE not in point.checkpoint.files:
+        raise ConfigError(f"{point.name} is of a run whose batches came from a queue; give a queue to this one too")
+    if default_reward_for(config.dataset_path) is not None:
+        provided |= {"reward_fn_path"}
+    names = [n for n in ("dataset_path", "reward_fn_path") if getattr(config, n) is None and n not in provided]
+    if names:
+        flags = " and ".join(map(flag, names))
+        raise ConfigError(
+            f"{point.name}: the run before was given a Python object instead of {flags}, and no checkpoint keeps one; "
+            f"give {flags}, or resume from Python with the object"
+        )
+
+
+def _check_there(point: ResumePoint, config: TrainConfig, names: Sequence[str]) -> None:
+    """ConfigError if a file that the run before read, and that is not given anew, is gone."""
+    taken = [name for name in names if getattr(config, name) == point.values.get(name)]
+    gone = {flag(name): files for name in taken if (files := missing_files(config, name))}
+    if gone:
+        listed = " and ".join(f"{name} {', '.join(files)}" for name, files in gone.items())
+        raise ConfigError(
+            f"{point.name}: the run before read {listed}, not there any more; give {' and '.join(gone)} anew"
+        )
 
 
 def _go_on(point: ResumePoint | None, config: TrainConfig, inputs: Inputs | None) -> None:
@@ -157,11 +179,9 @@ def _check_engine_state(point: ResumePoint, config: TrainConfig) -> None:
 
 
 def _set_prompts(point: ResumePoint, inputs: Inputs) -> None:
-    path = point.checkpoint.path / SOURCE_STATE
-    if not path.is_file():
-        raise ConfigError(f"{point.name} is of a run whose batches came from a queue; give a queue to this one too")
+    state = (point.checkpoint.path / SOURCE_STATE).read_text(encoding="utf-8")
     try:
-        inputs.prompts.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+        inputs.prompts.load_state_dict(json.loads(state))
     except ValueError as error:
         raise ConfigError(f"{point.name}: {one_line(error)}") from error
     if not inputs.prompts.batches_left:

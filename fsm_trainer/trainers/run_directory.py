@@ -23,6 +23,7 @@ class RunDirectory:
         named = cls.of(config)
         # A reward that runs code may well change the working folder.
         run = cls(named.path.absolute(), named.checkpoints.absolute())
+        config = config.model_copy(update={"output_dir": str(run.path), "save_path": str(run.checkpoints)})
         run.path.mkdir(parents=True, exist_ok=True)
         try:
             with run.config.open("x", encoding="utf-8") as file:

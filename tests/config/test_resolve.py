@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsm_trainer.config import TrainConfig
-from fsm_trainer.config.resolve import next_free_folder, resolve
+from fsm_trainer.config.resolve import locate, missing_files, next_free_folder, resolve
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +73,49 @@ def test_next_free_folder_follows_the_highest() -> None:
         (Path("runs") / name).mkdir(parents=True)
     assert next_free_folder(Path("runs"), "grpo") == "runs/grpo-0013"
     assert next_free_folder(Path("runs"), "async-grpo") == "runs/async-grpo-0100"
+
+
+@pytest.mark.parametrize(
+    ("given", "located"),
+    [
+        ({"ckpt": "./model"}, "{here}/model"),
+        ({"ckpt": "owner/model"}, "owner/model"),
+        ({"ckpt": "file"}, "file"),
+        ({"dataset_path": "model:train"}, "{here}/model:train"),
+        ({"dataset_path": "owner/data:main:train"}, "owner/data:main:train"),
+        ({"dataset_path": "reasoning-gym:model"}, "reasoning-gym:model"),
+        ({"dataset_loader_fn": "file.py:load"}, "{here}/file.py:load"),
+        (
+            {"reward_fn_path": "file.py, builtin:exact_match,file.py:f"},
+            "{here}/file.py,builtin:exact_match,{here}/file.py:f",
+        ),
+        ({"reward_fn_path": "builtin:exact_match"}, "builtin:exact_match"),
+        ({"reward_fn_path": "/none/file.py"}, "/none/file.py"),
+    ],
+)
+def test_only_what_is_a_file_here_gets_an_absolute_path(given: dict[str, str], located: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("file", "file.py"):
+        (tmp_path / name).touch()
+    ((name, _),) = given.items()
+    expected = located.format(here=tmp_path)
+    once = locate(TrainConfig.build({**given}))
+    assert getattr(once, name) == expected
+    assert locate(once) == once
+
+
+def test_a_comma_in_a_folder_makes_no_second_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.py,b").mkdir()
+    (tmp_path / "a.py,b" / "file.py").touch()
+    monkeypatch.chdir(tmp_path / "a.py,b")
+    assert locate(TrainConfig(reward_fn_path="file.py:f")).reward_fn_path == "file.py:f"
+
+
+def test_missing_files_are_those_that_can_only_be_files(tmp_path: Path) -> None:
+    (tmp_path / "there.py").touch()
+    config = TrainConfig(
+        ckpt="owner/model", dataset_path="/gone/data:train", reward_fn_path=f"{tmp_path}/there.py,/gone/r.py:f"
+    )
+    found = {name: missing_files(config, name) for name in ("ckpt", "dataset_path", "reward_fn_path")}
+    assert found == {"ckpt": [], "dataset_path": ["/gone/data:train"], "reward_fn_path": ["/gone/r.py"]}
+    assert missing_files(config, "dataset_loader_fn") == []

@@ -434,7 +434,88 @@ def test_what_a_preset_was_given_as_an_object_is_wanted_again(tmp_path: Path) ->
     small: dict[str, Any] = {"max_new_tokens": 2, "n_samples": 2, "rollout_host": "inline", "threads": 1}
     first = train(preset_config("quickstart", output_dir=str(tmp_path / "a"), max_steps=1, **small), rows=None)
     resume = TrainConfig.build({"resume": str(first.run.path), "max_steps": 2, "output_dir": str(tmp_path / "b")})
-    with pytest.raises(ConfigError, match="was given an object instead of --reward-fn-path; give it again"):
+    with pytest.raises(
+        ConfigError, match="a Python object instead of --reward-fn-path.*; give --reward-fn-path, or resume"
+    ):
         prepare(resume)
     assert train(resume, rows=None).outcome == "completed"
     assert not (tmp_path / "b" / "preset").exists()
+
+
+@pytest.mark.parametrize("given", ["neither", "dataset", "reward"])
+def test_objects_of_the_run_before_are_asked_for_by_name(given: str, finished: RunResult) -> None:
+    resume = TrainConfig.build({"resume": str(finished.run.path), "max_steps": 3})
+    lacking = {
+        "neither": "--dataset-path and --reward-fn-path",
+        "dataset": "--reward-fn-path",
+        "reward": "--dataset-path",
+    }[given]
+    with pytest.raises(ConfigError) as caught:
+        prepare(
+            resume,
+            reward_fn=varied_reward if given == "reward" else None,
+            dataset=ROWS if given == "dataset" else None,
+        )
+    assert str(caught.value).endswith(
+        f"the run before was given a Python object instead of {lacking}, and no checkpoint keeps one; "
+        f"give {lacking}, or resume from Python with the object"
+    )
+
+
+def test_a_run_goes_on_from_any_folder(
+    make_config: Make, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its settings were relative to the folder it was started in."""
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for folder in (home, elsewhere):
+        folder.mkdir()
+    shutil.copytree(model, home / "model")
+    (home / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:9]), encoding="utf-8")
+    (home / "score.py").write_text("def score(record):\n    return len(record.completion) % 3 / 2\n", encoding="utf-8")
+    loader = "def load_training_dataset(path, default_loader):\n    return default_loader(path)\n"
+    (home / "loader.py").write_text(loader, encoding="utf-8")
+    monkeypatch.chdir(home)
+    relative = {
+        **{"ckpt": "model", "dataset_path": "data.jsonl", "dataset_loader_fn": "loader.py"},
+        **{"reward_fn_path": "score.py:score, builtin:exact_match", "output_dir": "run", "save_path": "kept"},
+    }
+    first = train(
+        make_config(algo="grpo", max_steps=1, reward_executor="thread", entropy_coef=0.1, **relative), None, None
+    )
+    assert first.outcome == "completed", first.message
+    monkeypatch.chdir(elsewhere)
+    resume = TrainConfig.build({"resume": "../home/run", "max_steps": 2, "output_dir": "run"})
+    rest = train(resume, None, None)
+    assert rest.message.startswith("completed 2 steps (1 before it was resumed)")
+    recorded = json.loads(rest.run.config.read_text())
+    assert {name: recorded[name] for name in relative} == {
+        "ckpt": f"{home}/model",
+        "dataset_path": f"{home}/data.jsonl",
+        "dataset_loader_fn": f"{home}/loader.py",
+        "reward_fn_path": f"{home}/score.py:score,builtin:exact_match",
+        "output_dir": f"{elsewhere}/run",
+        "save_path": f"{elsewhere}/run/checkpoints",
+    }
+
+
+def test_files_of_the_run_before_that_are_gone_can_be_given_anew(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"max_new_tokens": 2, "n_samples": 2, "rollout_host": "inline", "threads": 1}
+    kept, preset = tmp_path / "kept", tmp_path / "a" / "preset"
+    first = preset_config(
+        "quickstart", output_dir=str(tmp_path / "a"), save_path=str(kept), max_steps=1, batch_size=4, **small
+    )
+    assert train(first, None, None).outcome == "completed"
+    shutil.move(preset, tmp_path / "moved")
+    given: dict[str, Any] = {"resume": str(kept / "step-000001"), "max_steps": 2, "output_dir": str(tmp_path / "b")}
+    with pytest.raises(ConfigError) as caught:
+        prepare(TrainConfig.build(given))
+    assert str(caught.value) == (
+        f"--resume {kept}/step-000001: the run before read --ckpt {preset}/model and "
+        f"--dataset-path {preset}/data.jsonl and --reward-fn-path {preset}/reward.py, not there any more; "
+        f"give --ckpt and --dataset-path and --reward-fn-path anew"
+    )
+    given["ckpt"], given["reward_fn_path"] = str(tmp_path / "moved" / "model"), str(tmp_path / "moved" / "reward.py")
+    with pytest.raises(ConfigError, match="the run before read --dataset-path .*; give --dataset-path anew$"):
+        prepare(TrainConfig.build(given))
+    given["dataset_path"] = str(tmp_path / "moved" / "data.jsonl")
+    assert train(TrainConfig.build(given), None, None).outcome == "completed"
