@@ -1,11 +1,14 @@
 """The algorithms by name."""
 
+import re
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from fsm_trainer.algorithms import losses
+from fsm_trainer.algorithms import losses, registry
 from fsm_trainer.algorithms.advantages import group_advantages, mean_centred_advantages
 from fsm_trainer.algorithms.objective import Objective
 from fsm_trainer.algorithms.registry import (
@@ -15,6 +18,7 @@ from fsm_trainer.algorithms.registry import (
     get_algorithm,
     register_algorithm,
 )
+from fsm_trainer.config.objective_settings import make_objective
 
 PRESETS = {
     "grpo": Objective(clip_low=0.2, clip_high=0.2, aggregation="token-mean"),
@@ -79,6 +83,20 @@ def test_a_new_algorithm_with_its_own_loss(monkeypatch):
     assert algorithm_names() == ("mine",)
     assert get_algorithm("mine") is spec
     assert spec.resolve_loss() is loss
+
+
+def test_the_example_of_the_docs_gives_both_forms(monkeypatch):
+    monkeypatch.setattr("fsm_trainer.algorithms.registry._SPECS", dict(registry._SPECS))
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    made = {}
+    exec(example, made)
+    plain, overlapped = made["synchronous"], made["overlapped"]
+    assert (plain.is_async, overlapped.is_async) == (False, True)
+    assert overlapped.to_scheduler_config().max_staleness == 2
+    expected = Objective(clip_low=0.1, clip_high=0.3, aggregation="constant", constant_length=plain.max_new_tokens)
+    assert make_objective(plain) == expected
+    assert make_objective(overlapped) == replace(expected, correction="token-truncate")
 
 
 def test_a_name_is_taken_once():
