@@ -31,7 +31,13 @@ ROOT = Path(__file__).parents[1]
 TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 WARM_UP_STEPS = 10
 """Left out of the times: first calls are slower, and the pipeline has to fill."""
-AIMS = {"grpo": 1.5, "async-grpo": 2.2}
+KINDS = {
+    "grpo, inline": {"algo": "grpo", "rollout_host": "inline"},
+    "grpo": {"algo": "grpo"},
+    "async-grpo": {"algo": "async-grpo"},
+}
+"""What is run besides TRL: inline, the rollout engine lives in the trainer's process, as TRL's does."""
+AIMS = {"grpo, inline": 1.5, "grpo": 1.5, "async-grpo": 2.2}
 """How many times faster than TRL a step is meant to be."""
 
 
@@ -105,10 +111,10 @@ def measure_trl(settings: dict[str, Any], files: dict[str, str], folder: Path) -
     return Measured(1e3 * statistics.mean(found["step_s"][WARM_UP_STEPS:]), peak_mb, found["reward"])
 
 
-def measure_ours(algo: str, settings: dict[str, Any], files: dict[str, str], folder: Path) -> Measured:
+def measure_ours(kind: str, settings: dict[str, Any], files: dict[str, str], folder: Path) -> Measured:
     """Train with fsm_trainer."""
     folder.mkdir()
-    given = {**settings, **files, "algo": algo, "output_dir": str(folder / "run")}
+    given = {**settings, **files, **KINDS[kind], "output_dir": str(folder / "run")}
     flags = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "fsm_trainer.cli.train", *flags]
     _, peak_mb = run_watched([*command, "--progress", "none", "--log-level", "error"], folder)
@@ -156,15 +162,15 @@ def main() -> None:
         parser.error(f"--steps is {args.steps}, expected more than {WARM_UP_STEPS + 1}")
     if not TRL_PYTHON.exists():
         parser.error(f"{TRL_PYTHON} is not there; `make test-trl` makes TRL's environment")
-    runs: dict[str, list[Measured]] = {"TRL": [], "grpo": [], "async-grpo": []}
+    runs: dict[str, list[Measured]] = {name: [] for name in ("TRL", *KINDS)}
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         for i in range(args.repeats):
             files = write_files(root / f"files-{i}", seed=i)
             settings = bench_settings(args.steps, i)
             runs["TRL"].append(measure_trl(settings, files, root / f"trl-{i}"))
-            for algo in ("grpo", "async-grpo"):
-                runs[algo].append(measure_ours(algo, settings, files, root / f"{algo}-{i}"))
+            for number, kind in enumerate(KINDS):
+                runs[kind].append(measure_ours(kind, settings, files, root / f"ours-{i}-{number}"))
     report(runs, args.steps)
 
 
