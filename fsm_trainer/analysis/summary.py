@@ -5,6 +5,7 @@ Computes from the event log alone; `analysis.summary_text` renders it for people
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ class Summary:
     """The checkpoint that the run went on from."""
     first_version: int = 0
     """Optimiser steps taken before it."""
+    synchronous: bool = False
+    """Nothing may overlap: staleness 0, one worker, not greedy, as with the algorithms without `async-`."""
 
     @property
     def mean_staleness(self) -> float | None:
@@ -124,7 +127,14 @@ def summarize_log(log: EventLog) -> Summary:
         overlap=None if window is None else overlap.measure_overlap(events, operations, ended, window),
         resumed_from=log.run_config.get("resume") if RUN_KEY in log.metadata else None,
         first_version=first_version(log),
+        synchronous=CONFIG_KEY in log.metadata and is_synchronous(log.scheduler_config),
     )
+
+
+def is_synchronous(config: Mapping[str, Any]) -> bool:
+    """Whether a scheduler so configured does one thing after the other; batches from outside may always overlap."""
+    ahead = config.get("max_staleness") != 0 or config.get("workers") != 1 or config.get("admission") == "greedy"
+    return not ahead and not config.get("external_rollouts")
 
 
 def first_version(log: EventLog) -> int:

@@ -82,12 +82,14 @@ def _render_overlap(summary: Summary) -> list[str]:
     found = summary.overlap
     if found is None:
         return []
+    reached = f"this run {found.speedup:.2f}x, {100 * found.reached:.1f} % of the limit"
+    if summary.synchronous:
+        reached = "nothing overlaps in a synchronous run, only in one of an async algorithm"
     return [
         f"per step          rollout {1e3 * found.rollout_s:.1f} ms (reward {1e3 * found.reward_s:.1f} ms, "
         f"{100 * found.reward_s / found.rollout_s if found.rollout_s else 0.0:.1f} % of it), "
         f"train {1e3 * found.train_s:.1f} ms, "
         f"sync {1e3 * found.sync_s:.1f} ms; one after the other {1e3 * found.synchronous_s:.1f} ms, "
         f"here {1e3 * found.step_s:.1f} ms",
-        f"limit of overlap  {found.limit:.2f}x; this run {found.speedup:.2f}x, "
-        f"{100 * found.reached:.1f} % of the limit",
+        f"limit of overlap  {found.limit:.2f}x; {reached}",
     ]

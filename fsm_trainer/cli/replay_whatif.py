@@ -61,7 +61,10 @@ def _whatif(args: argparse.Namespace) -> int:
     asked = axes or (USUAL if not scales else {})
     log = read_log(args.run)
     found = whatif(log, asked, scales=Scales(**scales), progress=_say_progress())
-    print(json.dumps(_to_json(found, args.staleness_limit), indent=2) if args.json else _render(found, args))
+    if args.json:
+        print(json.dumps(_to_json(found, args.staleness_limit, log.run_config), indent=2))
+    else:
+        print(_render(found, args, log.run_config))
     tell_problem(log)
     return DIVERGED if log.damaged else OK
 
@@ -107,17 +110,36 @@ def _say_progress() -> Callable[[int, int], None]:
     return say
 
 
-def _to_json(found: WhatIf, limit: int | None) -> dict[str, Any]:
+def _to_json(found: WhatIf, limit: int | None, run_config: dict[str, Any]) -> dict[str, Any]:
     best = found.best(limit)
     return {
         **asdict(found),
         "self_error": found.self_error,
         "staleness_limit": limit,
-        "best": None if best is None else {**asdict(best), "flags": best.setting.flags()},
+        "best": None if best is None else {**asdict(best), "flags": _flags(best, found, run_config)},
     }
 
 
-def _render(found: WhatIf, args: argparse.Namespace) -> str:
+def _flags(best: Prediction, found: WhatIf, run_config: dict[str, Any]) -> str:
+    """What to give to `fsm-train` for it, besides the run's other flags and its rollout devices."""
+    from fsm_trainer.simulate.settings import async_algo
+
+    if not found.recorded.without_lead:
+        return best.setting.flags()
+    if _is_recorded(best, found):
+        return f"--algo {run_config.get('algo', '...')}"
+    return f"{async_algo(run_config)} {best.setting.flags()}"
+
+
+def _is_recorded(p: Prediction, found: WhatIf) -> bool:
+    """Whether it is the recorded setting; to a synchronous run the queue of an async one makes no difference."""
+    same = p.setting == found.recorded
+    return same or (found.recorded.without_lead and p.setting.synchronous and p.setting.engines == 1)
+
+
+def _render(found: WhatIf, args: argparse.Namespace, run_config: dict[str, Any]) -> str:
+    from fsm_trainer.simulate.settings import devices_needed
+
     lines = [*_render_head(found), "", *_render_table(found, args.rows)]
     best = found.best(args.staleness_limit)
     limit = "" if args.staleness_limit is None else f" with staleness of at most {args.staleness_limit}"
@@ -125,22 +147,22 @@ def _render(found: WhatIf, args: argparse.Namespace) -> str:
     if best is None:
         lines.append(f"best{limit}: none of these settings can run")
     else:
-        lines.append(
-            f"best{limit}: {best.wall_s:.1f} s ({_change(best, found)}): {best.setting.flags()}{_engines(best)}"
-        )
+        change = _change(best, found) + ", as recorded" * _is_recorded(best, found)
+        lines.append(f"best{limit}: {best.wall_s:.1f} s ({change}): {_flags(best, found, run_config)}")
+        if best.setting.engines > 1:
+            lines.append(f"it needs --rollout-devices with {devices_needed(best.setting, run_config)} devices")
     return "\n".join(lines)
 
 
-def _engines(best: Prediction) -> str:
-    return "" if best.setting.engines == 1 else f" on {best.setting.engines} engines"
-
-
 def _render_head(found: WhatIf) -> list[str]:
+    from fsm_trainer.simulate.whatif import KNOWN_ERROR, within
+
     until = "" if found.completed else " to the last step; the run did not complete"
     lines = [
         f"recorded    {_words(found.recorded)}",
         f"            {found.steps} steps in {found.actual_s:.2f} s{until}",
-        f"self-check  {found.self_check.wall_s:.2f} s predicted for this same setting, {100 * found.self_error:+.2f} %",
+        f"self-check  {found.self_check.wall_s:.2f} s predicted for this same setting, {within(found.self_error)}",
+        f"            other settings may be off by {100 * KNOWN_ERROR:.0f} % or more (docs/what-if.md says how far)",
     ]
     if found.simulated_steps < found.steps:
         lines.append(f"simulated   {found.simulated_steps} of its steps, from all of it; the rest is taken to be alike")
@@ -157,17 +179,32 @@ def _words(s: Setting) -> str:
     return f"{s.admission}, queue {s.queue_size}, staleness {s.max_staleness}, {workers}, sync every {s.sync_interval}"
 
 
-_HEAD = "admission queue stale workers engines sync    wall s   change  trainer  rollout   staleness   drops"
-_UNDER = "                                                                   idle     idle   mean  max"
+_HEAD = "admission queue stale workers engines sync    wall s   change   step s  trainer  rollout   staleness   drops"
+_UNDER = "                                                                            idle     idle   mean  max"
 
 
 def _render_table(found: WhatIf, rows: int) -> list[str]:
-    fine = sorted((p for p in found.predictions if p.ok), key=lambda p: p.wall_s or 0.0)
+    able = sorted((p for p in found.predictions if p.ok), key=lambda p: p.wall_s or 0.0)
+    fine = _distinct(able, found)
     lines = [_HEAD, _UNDER, *(_row(p, found) for p in fine[:rows])]
     if len(fine) > rows:
         lines.append(f"and {len(fine) - rows} slower ones (--rows)")
+    if len(fine) < len(able):
+        lines.append(f"and {len(able) - len(fine)} more of staleness 0, where queue, workers and sync change nothing")
     lines += [f"{_setting(p.setting)}  cannot run: {p.problem}" for p in found.predictions if not p.ok]
     return lines
+
+
+def _distinct(predictions: list[Prediction], found: WhatIf) -> list[Prediction]:
+    """Without those of staleness 0 that are one thing after the other as well, whatever else was asked of them."""
+    groups: dict[object, list[Prediction]] = {}
+    for p in predictions:
+        s = p.setting
+        in_turn = s.max_staleness == 0 and s.admission != "greedy"
+        groups.setdefault((s.engines, round(p.wall_s or 0.0, 3)) if in_turn else s, []).append(p)
+    return [
+        min(same, key=lambda p: (not _is_recorded(p, found), not p.setting.synchronous)) for same in groups.values()
+    ]
 
 
 def _setting(s: Setting) -> str:
@@ -175,9 +212,10 @@ def _setting(s: Setting) -> str:
 
 
 def _row(p: Prediction, found: WhatIf) -> str:
-    mark = "  as recorded" if p.setting == found.recorded else "  synchronous" if p.setting.synchronous else ""
+    marks = ["synchronous"] * p.setting.synchronous + ["as recorded"] * _is_recorded(p, found)
+    mark = f"  {', '.join(marks)}" if marks else ""
     return (
-        f"{_setting(p.setting)} {p.wall_s:>9.2f} {_change(p, found):>8} {_percent(p.trainer_idle):>8} "
+        f"{_setting(p.setting)} {p.wall_s:>9.2f} {_change(p, found):>8} {p.step_s:>8.3f} {_percent(p.trainer_idle):>8} "
         f"{_percent(p.rollout_idle):>8} {p.staleness_mean:>6.2f} {p.staleness_max:>4} {p.drops:>7}{mark}"
     )
 
@@ -185,7 +223,8 @@ def _row(p: Prediction, found: WhatIf) -> str:
 def _change(p: Prediction, found: WhatIf) -> str:
     """Against the recorded setting as predicted, so that the two errors cancel."""
     assert p.wall_s is not None and found.self_check.wall_s is not None
-    return f"{100 * (p.wall_s / found.self_check.wall_s - 1.0):+.1f} %"
+    change = round(100 * (p.wall_s / found.self_check.wall_s - 1.0), 1) + 0.0  # no -0.0
+    return f"{change:+.1f} %"
 
 
 def _percent(share: float | None) -> str:

@@ -5,8 +5,9 @@ Predictions come from `simulate.whatif`: the scheduler itself, in virtual time, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import pyarrow.compute as pc
@@ -14,17 +15,17 @@ import pyarrow.compute as pc
 from fsm_trainer.analysis.causes import CAUSES
 from fsm_trainer.eventlog.reader import EventLog
 from fsm_trainer.report.run_data import RunData
-from fsm_trainer.simulate.settings import FLAGS, Setting
-from fsm_trainer.simulate.whatif import Prediction, Scales, WhatIf, whatif
+from fsm_trainer.simulate.settings import FLAGS, Setting, async_algo, devices_needed
+from fsm_trainer.simulate.whatif import KNOWN_ERROR, Prediction, Scales, WhatIf, whatif, within
 
 LEARNT_STEPS = 1000
 """Optimiser steps whose durations the predictions are made from: the first of the run."""
 SIMULATED_STEPS = 300
 """Steps simulated for each setting, taken from all of those."""
-GAIN = 0.03
-"""A setting that changes the wall time by less than this share is not worth a sentence."""
+GAIN = KNOWN_ERROR
+"""A setting that cuts the wall time by less than this share may not cut it at all, and is not worth a sentence."""
 SAME = 0.01
-"""A setting must be better by this share than a cheaper one to be named as well."""
+"""Of a combination, a part is named only if it cuts the wall time by this share."""
 _SHOWN = 3
 _HALVED = {
     "generation": ("generation", Scales(rollout=0.5)),
@@ -48,9 +49,9 @@ class Suggestion:
     """Another setting and what it is predicted to change."""
 
     what: str
-    """In words, as the beginning of a sentence."""
+    """All that changes, in words."""
     flags: str
-    """What to give to `fsm-train` besides; an engine more is a group more of --rollout-devices."""
+    """What to give to `fsm-train` besides the run's own flags; of --rollout-devices how many."""
     wall_change: float
     """Of the wall time, as a share: -0.31 is 31 % less."""
     staleness: float
@@ -91,8 +92,9 @@ def advise(data: RunData) -> Advice:
     if faster is not None:
         sentences.append(faster)
     sentences.append(
-        f"Predictions are the scheduler's own, run on the durations recorded here in {predictor.known}; for the "
-        f"setting that this run had they are off by {100 * predictor.self_error:+.1f} %."
+        f"Predictions are the scheduler's own, run on the durations recorded here in {predictor.known}; the setting "
+        f"that this run had comes out {within(predictor.self_error)}, which says nothing of others: those may be off "
+        f"by {_percent(KNOWN_ERROR)} or more (docs/what-if.md)."
     )
     return Advice(sides.bound, tuple(sentences), tuple(suggestions), predictor.self_error)
 
@@ -105,6 +107,11 @@ def _bound(data: RunData) -> str:
     )
     if overlap is None:
         return text + "."
+    if data.summary.synchronous:
+        return (
+            f"{text}. Nothing overlaps in a synchronous run; full overlap would make a step up to {overlap.limit:.2f} "
+            f"times as fast with these durations."
+        )
     return (
         f"{text}. Overlap makes a step {overlap.speedup:.2f} times as fast as one part after the other, "
         f"{_percent(overlap.reached)} of what it can give with these durations."
@@ -157,15 +164,40 @@ class _Predictor:
         return self.own.self_error
 
     def suggestions(self) -> list[Suggestion]:
-        """The settings next to the run's own that are predicted to help, the best first; the cheapest of equals."""
+        """The settings next to the run's own that are predicted to help, the best first.
+
+        Of each combination only what it needs is named, and a costlier setting only if it gives a `GAIN` more.
+        """
+        now = self.own.recorded
+        start = Setting() if now.without_lead else now
+        choices = [_parts(start, changes) for changes in _alternatives(start, synchronous=now.without_lead)]
+        answer = whatif(self.log, settings=dict.fromkeys(s for c in choices for s in c), most_steps=SIMULATED_STEPS)
+        by_setting = {p.setting: p for p in answer.predictions}
         found: list[Suggestion] = []
-        for what, axes in _alternatives(self.own.recorded):
-            (prediction,) = whatif(self.log, axes, most_steps=SIMULATED_STEPS).predictions
-            suggestion = _suggestion(what, prediction, self.own.self_check)
-            least = min([-GAIN, *(s.wall_change - SAME for s in found)])
+        for choice in choices:
+            suggestion = self._suggestion(_least([by_setting[s] for s in choice]))
+            least = min([-GAIN, *(s.wall_change - GAIN for s in found)])
             if suggestion is not None and suggestion.wall_change <= least:
                 found.append(suggestion)
         return sorted(found, key=lambda s: s.wall_change)[:_SHOWN]
+
+    def _suggestion(self, prediction: Prediction | None) -> Suggestion | None:
+        """Against the prediction of the run's own setting, so that what both have wrong cancels."""
+        own, now = self.own.self_check, self.own.recorded
+        if prediction is None or prediction.wall_s is None or not own.wall_s or prediction.staleness_mean is None:
+            return None
+        setting, run_config = prediction.setting, self.log.run_config
+        before = asdict(Setting() if now.without_lead else now)
+        new = {name: value for name, value in asdict(setting).items() if value != before[name]}
+        words = [_WORDS[name].format(value) for name, value in new.items()]
+        flags = [f"{FLAGS[name]} {value}" for name, value in new.items() if name != "engines"]
+        if now.without_lead:
+            words.insert(0, "the async algorithm")
+            flags.insert(0, async_algo(run_config))
+        text = " ".join(flags)
+        if "engines" in new:
+            text += f"{', and ' * bool(text)}--rollout-devices with {devices_needed(setting, run_config)} devices"
+        return Suggestion(_listed(words), text, prediction.wall_s / own.wall_s - 1.0, prediction.staleness_mean)
 
     def halved(self, bound: str) -> str | None:
         """What the run would take if what bounds it were twice as fast; None for a balanced one."""
@@ -179,42 +211,48 @@ class _Predictor:
         return f"If {what} took half the time, wall time is predicted to be {_percent(1 - faster / own)} shorter."
 
 
-def _suggestion(what: str, prediction: Prediction, own: Prediction) -> Suggestion | None:
-    """Against the prediction of the run's own setting, so that what both have wrong cancels."""
-    if prediction.wall_s is None or not own.wall_s or prediction.staleness_mean is None:
-        return None
-    change = prediction.wall_s / own.wall_s - 1.0
-    new, old = asdict(prediction.setting), asdict(own.setting)
-    flags = [f"{FLAGS[name]} {value}" for name, value in new.items() if value != old[name] and name != "engines"]
-    return Suggestion(what, " ".join(flags), change, prediction.staleness_mean)
+_WORDS = {
+    "admission": "{} admission",
+    "queue_size": "a train queue of {}",
+    "max_staleness": "a staleness bound of {}",
+    "workers": "{} rollout workers",
+    "engines": "{} rollout engines",
+    "sync_interval": "a weight sync interval of {}",
+}
 
 
-def _alternatives(now: Setting) -> list[tuple[str, dict[str, list[int | str]]]]:
-    """Settings near the run's own, each in words and as what-if's axes; what costs nothing first, a device last."""
-    if now.synchronous:
-        return [
-            ("The async algorithm (--algo async-...) with its defaults", {"max_staleness": [1]}),
-            (
-                "The async algorithm (--algo async-...) with two rollout workers on two engines",
-                {"workers": [2], "engines": [2]},
-            ),
-        ]
+def _alternatives(now: Setting, *, synchronous: bool) -> list[dict[str, int | str]]:
+    """Changes of a setting, the cheap ones first, a further device last; for a synchronous run of the async default."""
+    if synchronous:
+        return [{}, {"workers": 2, "engines": 2}]
     more, twice = now.workers + 1, 2 * now.sync_interval
     # As many batches may be under way as the bound allows, so more workers need more of it.
-    bound = max(now.max_staleness, more - 1)
-    rarer = max(now.max_staleness, twice)
-    found: list[tuple[str, dict[str, list[int | str]]]] = [
-        (f"A train queue of {now.queue_size + 1}", {"queue_size": [now.queue_size + 1]}),
-        (f"A staleness bound of {now.max_staleness + 1}", {"max_staleness": [now.max_staleness + 1]}),
-        (f"A weight sync every {twice} steps", {"sync_interval": [twice], "max_staleness": [rarer]}),
-        (
-            f"{_ordinal(more)} rollout worker on an engine (and device) of its own",
-            {"workers": [more], "engines": [now.engines + 1], "max_staleness": [bound]},
-        ),
+    bound, rarer = max(now.max_staleness, more - 1), max(now.max_staleness, twice)
+    found: list[dict[str, int | str]] = [
+        {"queue_size": now.queue_size + 1},
+        {"max_staleness": now.max_staleness + 1},
+        {"max_staleness": rarer, "sync_interval": twice},
+        {"max_staleness": bound, "workers": more},
+        {"max_staleness": bound, "workers": max(now.workers, now.engines + 1), "engines": now.engines + 1},
+        {"max_staleness": bound, "workers": more, "engines": now.engines + 1},
     ]
+    if now.sync_interval > 1:
+        found.insert(0, {"sync_interval": now.sync_interval // 2})
     if now.admission != "paced":
-        found.insert(0, ("Paced admission", {"admission": ["paced"]}))
+        found.insert(0, {"admission": "paced"})
     return found
+
+
+def _parts(now: Setting, changes: Mapping[str, int | str]) -> list[Setting]:
+    """The setting with none, some and all of the changes, the fewest first."""
+    some = (combinations(changes.items(), n) for n in range(len(changes) + 1))
+    return list(dict.fromkeys(Setting(**{**asdict(now), **dict(taken)}) for chosen in some for taken in chosen))
+
+
+def _least(predictions: Sequence[Prediction]) -> Prediction | None:
+    """The first, hence that of the fewest changes, which is as quick as the quickest; None if none can run."""
+    walls = [p.wall_s for p in predictions if p.wall_s is not None]
+    return next((p for p in predictions if p.wall_s is not None and p.wall_s <= min(walls) * (1 + SAME)), None)
 
 
 def _learnt_from(log: EventLog) -> tuple[EventLog, str]:
@@ -230,13 +268,13 @@ def _learnt_from(log: EventLog) -> tuple[EventLog, str]:
 
 def _sentence(s: Suggestion) -> str:
     return (
-        f"{s.what} is predicted to cut wall time by {_percent(-s.wall_change)}, "
+        f"With {s.what}, wall time is predicted to be {_percent(-s.wall_change)} shorter, "
         f"at a mean staleness of {s.staleness:.1f} ({s.flags})."
     )
 
 
-def _ordinal(number: int) -> str:
-    return {2: "A second", 3: "A third", 4: "A fourth", 5: "A fifth"}.get(number, f"Worker {number}: a further")
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([*filter(None, [", ".join(words[:-1])]), words[-1]]) if words else ""
 
 
 def _percent(share: float) -> str:

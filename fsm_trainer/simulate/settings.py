@@ -35,9 +35,24 @@ class Setting:
         """Whether it does one thing after the other, like the algorithms without `async-`."""
         return self.max_staleness == 0 and self.workers == 1 and self.admission != "greedy"
 
+    @property
+    def without_lead(self) -> bool:
+        """Whether it is the setting of the algorithms without `async-`."""
+        return self.synchronous and self.queue_size == 1
+
     def flags(self) -> str:
         """The flags of `fsm-train` that ask for it, besides the rollout devices, one group of them for each engine."""
         return " ".join(f"{option} {getattr(self, name)}" for name, option in FLAGS.items() if name != "engines")
+
+
+def devices_needed(setting: Setting, run_config: Mapping[str, Any]) -> int:
+    """How many `--rollout-devices` the setting's engines need in a run that is otherwise configured like that one."""
+    return setting.engines * int(run_config.get("rollout_tp_size") or run_config.get("tp_size") or 1)
+
+
+def async_algo(run_config: Mapping[str, Any]) -> str:
+    """The async algorithm that goes with a run's own, as a flag."""
+    return f"--algo async-{str(run_config.get('algo', '...')).removeprefix('async-')}"
 
 
 FLAGS = {

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsm_trainer.core.config import SchedulerConfig
-from fsm_trainer.core.events import CommandKind, Record
+from fsm_trainer.core.events import CommandKind, Record, RecordKind
 from fsm_trainer.simulate.durations import Durations
 from fsm_trainer.simulate.faults import FaultPlan
 from fsm_trainer.simulate.measured import Measured, Scaled, Thinned
 from fsm_trainer.simulate.recorded import Recorded, recorded
 from fsm_trainer.simulate.settings import Setting, grid
+from fsm_trainer.simulate.shares import Shares, measure_shares
 from fsm_trainer.simulate.simulator import NO_DEADLINES, SimResult, SimulationError, simulate
 from fsm_trainer.simulate.timing import Timing, measure_timing
 
@@ -28,6 +29,8 @@ STEPS_IN_ALL = 25_000
 """Steps simulated for all settings together, about ten seconds."""
 MOST_STEPS, LEAST_STEPS = 1000, 100
 """Bounds of the steps simulated for one setting; a longer run goes on as these did."""
+KNOWN_ERROR = 0.05
+"""Share by which a prediction of another setting may be off: the largest error of docs/what-if.md, rounded up."""
 SAME = 0.01
 """Predictions that differ by no more than this share count as equal when the best is chosen."""
 
@@ -131,6 +134,11 @@ class WhatIf:
         return min(close, key=lambda entry: entry[:2])[2]
 
 
+def within(error: float) -> str:
+    """How near a prediction came, in words: within 0.1 %, or by how much it is off, positive if too long."""
+    return "within 0.1 %" if abs(error) <= 0.001 else f"{100 * error:+.1f} % off"
+
+
 def _modesty(prediction: Prediction) -> tuple[float, ...]:
     s = prediction.setting
     return (prediction.staleness_mean or 0.0, prediction.drops or 0, s.engines, s.workers, s.queue_size)
@@ -141,6 +149,7 @@ def whatif(
     axes: Mapping[str, Sequence[int | str]] | None = None,
     *,
     scales: Scales | None = None,
+    settings: Iterable[Setting] | None = None,
     config: SchedulerConfig | None = None,
     most_steps: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -148,6 +157,7 @@ def whatif(
     """Predict a run for every combination of `axes` (names of `Setting`'s parts -> values), the rest as recorded.
 
     A synchronous run leaves the settings open that only async algorithms have: they take `fsm-train`'s defaults.
+    `settings` are asked as they are, instead of a grid.
 
     `run` is a run's directory, its log (a file, or one that was read), or records, which need their `config`.
     `most_steps` (at least 100) bounds the steps simulated for each setting. `progress(done, all)` is called after each.
@@ -159,8 +169,8 @@ def whatif(
         raise ValueError("records alone do not say how the run was configured; give its config as well")
     known = replace(known, config=config)
     _check(known, config)
-    settings = grid(_start(Setting.of(config), axes), axes or {})
-    most_steps = most_steps or min(MOST_STEPS, STEPS_IN_ALL // (1 + len(settings)))
+    asked = grid(_start(Setting.of(config), axes), axes or {}) if settings is None else list(settings)
+    most_steps = most_steps or min(MOST_STEPS, STEPS_IN_ALL // (1 + len(asked)))
     steps = min(known.steps, max(LEAST_STEPS, most_steps))
     scales = scales or Scales()
     predictor = _Predictor(known, known.from_nothing(steps), steps, _base(config))
@@ -168,10 +178,10 @@ def whatif(
     if not self_check.ok:
         raise ValueError(f"{known.name} cannot be predicted: even with its own setting, {self_check.problem}")
     predictions = []
-    for done, setting in enumerate(settings, 1):
+    for done, setting in enumerate(asked, 1):
         predictions.append(predictor.predict(setting, scales))
         if progress is not None:
-            progress(done, len(settings))
+            progress(done, len(asked))
     completed = predictor.to_end
     return WhatIf(
         recorded=Setting.of(config),
@@ -188,8 +198,7 @@ def whatif(
 
 def _start(recorded_setting: Setting, axes: Mapping[str, Sequence[int | str]] | None) -> Setting:
     """What holds where nothing is asked: what was recorded, or `fsm-train`'s defaults if that had no lead at all."""
-    without_lead = recorded_setting.synchronous and recorded_setting.queue_size == 1
-    return Setting() if axes and without_lead else recorded_setting
+    return Setting() if axes and recorded_setting.without_lead else recorded_setting
 
 
 def _base(config: SchedulerConfig) -> SchedulerConfig:
@@ -245,10 +254,17 @@ class _Predictor:
         longer = self.steps + config.workers + config.queue_size + 1
         return replace(config, max_steps=longer if config.max_steps is None else min(longer, config.max_steps))
 
+    def _shares(self, result: SimResult) -> Shares | None:
+        """To the end, or to the last step that counts: of a recording that was broken off, more are simulated."""
+        if self.to_end:
+            return result.shares
+        steps = [n for n, r in enumerate(result.records) if r.kind is RecordKind.VERSION and r.trigger == "step"]
+        return measure_shares(result.records[: steps[self.steps - 1] + 1])
+
     def _prediction(self, setting: Setting, result: SimResult, timing: Timing) -> Prediction:
         wall = timing.wall_s(self.whole.steps)
         last_step = timing.wall_s(self.whole.steps, to_end=False)
-        staleness, shares = result.staleness, result.shares
+        staleness, shares = result.staleness, self._shares(result)
         trained = sum(staleness.values())
         return Prediction(
             setting,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -276,6 +278,17 @@ def test_operations_join_completions_to_their_commands(tmp_path: Path) -> None:
     assert ended_batches(events)["batch_id"].tolist() == list(range(20))
 
 
+@pytest.mark.parametrize(
+    ("other", "synchronous"),
+    [({}, True), ({"max_staleness": 1}, False), ({"workers": 2}, False), ({"admission": "greedy"}, False)],
+)
+def test_a_run_that_may_overlap_is_not_synchronous(tmp_path: Path, other: dict[str, Any], synchronous: bool) -> None:
+    found = summary_of(tmp_path, dataclasses.replace(SYNCHRONOUS, **other))
+    assert found.synchronous is synchronous
+    assert ("nothing overlaps" in render(found)) is synchronous
+    assert ("of the limit" in render(found)) is not synchronous
+
+
 def test_json_form_is_json(tmp_path: Path) -> None:
     found = summary_of(tmp_path, SchedulerConfig(max_steps=5))
     assert json.loads(json.dumps(found.to_dict()))["batches"]["trained"] == 5
@@ -291,6 +304,6 @@ def test_text_shows_every_section(tmp_path: Path) -> None:
         "waiting (generation)             2.000   56.6 %",
         "idle share",
         "bound by          generation",
-        "limit of overlap  1.63x; this run 1.00x, 61.2 % of the limit",
+        "limit of overlap  1.63x; nothing overlaps in a synchronous run, only in one of an async algorithm",
     ):
         assert part in text, text

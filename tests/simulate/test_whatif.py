@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from fsm_trainer.simulate.durations import Durations, Lognormal
 from fsm_trainer.simulate.measured import Measured, Thinned, spread
 from fsm_trainer.simulate.recorded import SCORING, recorded
 from fsm_trainer.simulate.settings import Setting, grid
+from fsm_trainer.simulate.shares import measure_shares
 from fsm_trainer.simulate.simulator import NO_DEADLINES, SimResult, simulate
-from fsm_trainer.simulate.whatif import Prediction, Scales, WhatIf, whatif
+from fsm_trainer.simulate.whatif import KNOWN_ERROR, Prediction, Scales, WhatIf, whatif, within
 from fsm_trainer.testing import Effect, Fault
 
 C = CommandKind
@@ -166,6 +168,23 @@ def test_of_a_run_that_was_broken_off_times_are_to_the_last_step() -> None:
     last = [r for r in torn if r.kind.value == "version" and r.trigger == "step"][-1]
     assert (found.steps, found.actual_s) == (last.train_version, pytest.approx(last.t_ns / 1e9))
     assert found.self_error == pytest.approx(0.0, abs=1e-9)
+    # The shares too, though more than these steps are simulated.
+    shares = measure_shares(torn[: torn.index(last) + 1])
+    assert shares is not None
+    assert found.self_check.trainer_idle == pytest.approx(shares.trainer_idle, abs=1e-9)
+    assert found.self_check.rollout_idle == pytest.approx(shares.rollout_idle, abs=1e-9)
+
+
+def test_the_error_that_is_told_is_no_less_than_the_measured_one() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "what-if.md").read_text(encoding="utf-8")
+    (worst,) = re.findall(r"Median error [\d.]+%, worst ([\d.]+)%", text)
+    assert float(worst) <= 100 * KNOWN_ERROR
+    assert [within(error) for error in (0.0, -0.0009, 0.0123, -0.04)] == [
+        "within 0.1 %",
+        "within 0.1 %",
+        "+1.2 % off",
+        "-4.0 % off",
+    ]
 
 
 def test_a_run_that_failed_is_asked_for_the_steps_it_took() -> None:
