@@ -54,6 +54,9 @@ OTHER_WORDS = {
     "weight_sync_steps": "{async_sync_interval_steps}",
     "max_inflight_tasks": "{async_rollout_workers}, which counts batches",
     "request_timeout": "{rollout_timeout_s}",
+    "peft_config": "{lora_rank}, {lora_alpha} and {lora_target_modules}",
+    "mask_truncated_completions": "truncated completions are always trained on here",
+    "rollout_func": "a rollout is one prompt and one completion here",
     "num_iterations": "a batch is always one optimiser step here",
     "logging_steps": "every step is logged here",
     "logging_dir": "{output_dir}, where metrics and log are written",
@@ -79,6 +82,13 @@ OTHER_WORDS = {
     "adam_8bit": "{optimizer} adamw-8bit",
     "activation_checkpointing": "{gradient_checkpointing}",
     "metrics_log_dir": "{report_to} tensorboard, which writes into the run's folder",
+    "adam_4bit": "{optimizer} adamw-8bit",
+    "greedy": "a group of equal completions teaches nothing; {temperature} is above 0",
+    "ref_ckpt": "the reference is the model at the start, or refreshed by {reference_refresh_steps}",
+    "reward_ckpt": "{reward_fn_path}: call a reward model in a function",
+    "max_context_len": "{max_prompt_tokens} and {max_new_tokens}",
+    "max_running_prompts": "the engine generates a whole batch at a time here",
+    "drop_rollout_state": "this engine has no such state",
     "world_size": "the devices say it: {train_devices}",
 }
 """Another system's name, in snake case -> ours: a setting in braces, with what differs."""

@@ -149,7 +149,7 @@ def test_dry_run_prints_the_plan_and_leaves_nothing(
     )
     plan = {key: value.strip() for key, value in plan.items()}
     assert plan["--seed"] == "7"
-    assert plan["--ckpt"] == "runs/quickstart-0001/preset/model"
+    assert plan["--ckpt"] == str(Path.cwd() / "runs/quickstart-0001/preset/model")
     assert plan["machines"] == "1 run, 1 trainer, 3 rollout worker(s), 1 engine(s)"
     assert plan["dataset"] == "512 rows, 34 batches an epoch"
     assert plan["batch"] == "15 prompts x 16 samples = 240 sequences"
@@ -216,7 +216,7 @@ def test_a_run_ends_with_the_trainers_exit_code_and_message(
     monkeypatch.setattr("fsm_trainer.trainers.build_trainer", build)
     assert train.main(["--preset", "quickstart", "--output-dir", "here", "--train-devices", "cpu"]) == exit_code
     assert capsys.readouterr().err.splitlines()[-1] == "fsm-train: what happened"
-    assert built[0].config.ckpt == "here/preset/model"
+    assert built[0].config.ckpt == str(Path.cwd() / "here/preset/model")
     assert sorted(p.name for p in Path("here/preset").iterdir()) == ["data.jsonl", "model", "reward.py"]
 
 
