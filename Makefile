@@ -8,7 +8,7 @@ TRL := .venv-trl
 # Tests and the tiny model run best on one thread a process, and must never wait for a hub.
 ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 .DEFAULT_GOAL := help
-.PHONY: notebook help setup quickstart test test-browser test-trl soak explore mutants attack golden lint format docs clean
+.PHONY: notebook help setup quickstart test test-browser chromium test-trl soak explore mutants attack golden lint format docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -35,10 +35,12 @@ lint: setup ## ruff (format and rules) and mypy --strict
 test: lint ## lint, then all tests
 	$(ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-browser: setup ## open reports and timelines in a headless Chromium, installed with apt if it is missing (about a minute)
+chromium: ## install Chromium with apt, if there is none
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq \
 	  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
-	  || { echo "test-browser needs Chromium: install the package chromium, or run this as root" >&2; exit 1; }
+	  || { echo "no Chromium: install the package chromium, or run this as root" >&2; exit 1; }
+
+test-browser: setup chromium ## open reports and timelines in a headless Chromium (about half a minute)
 	$(ENV) FSM_TEST_BROWSER=required $(BIN)/python -m pytest $(PYTEST_ARGS) tests/browser
 
 $(TRL)/.installed: constraints.txt
