@@ -1,4 +1,4 @@
-"""One browser for all tests of this folder."""
+"""A browser for the tests of a module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from tests.browser.chromium import chromium
 
 
-@pytest.fixture(scope="session")
+# Ended with its module: while it is there, an event loop runs in this thread, and tests elsewhere start their own.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with chromium() as started:
         yield started
