@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fsm_trainer.core.batch import TrainSequence
 from fsm_trainer.engines.logprob_gap import GapLimit
@@ -36,6 +36,13 @@ class RolloutRequest:
     """Fixes the batch's samples: same seed, prompts and weights give the same tokens on any engine."""
 
 
+class VersionSpan(NamedTuple):
+    """A run of tokens of one sample, all drawn with the weights of one policy version."""
+
+    version: int
+    tokens: int
+
+
 @dataclass(frozen=True)
 class Sample:
     """One completion."""
@@ -46,11 +53,15 @@ class Sample:
     is what the trainer computes, so their ratio is 1 while the weights are the same."""
     finish_reason: str
     """"stop" (the EOS token is the last of `tokens`) or "length"."""
+    spans: tuple[VersionSpan, ...] = ()
+    """Which version drew which tokens, in order, when weights were loaded meanwhile; empty: one version drew all."""
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """All samples of one batch, grouped by prompt, with the policy versions at the first and last token."""
+    """All samples of one batch, grouped by prompt, with the oldest policy version at any sample's first token and the
+    newest at any sample's last one.
+    """
 
     groups: tuple[tuple[Sample, ...], ...]
     version_first: int
@@ -64,6 +75,26 @@ class Snapshot:
     version: int
     location: str
     nbytes: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What one `load_weights` did, and what it cost."""
+
+    version: int
+    """The version now served."""
+    nbytes: int = 0
+    """Of the weights that came over."""
+    pause_s: float = 0.0
+    """Until running generations stood still; 0 when none ran."""
+    transfer_s: float = 0.0
+    """Reading and installing the weights."""
+    resume_s: float = 0.0
+    """Until they went on, caches reset."""
+
+
+class EngineLost(RuntimeError):  # noqa: N818 - an event that befell the engine, like EngineDied
+    """An engine cannot serve any more until it is started anew: its server is gone, or not the one it was."""
 
 
 Scores = list[tuple[float, ...]]
@@ -85,13 +116,20 @@ class TrainResult:
 
 
 class RolloutEngine(Protocol):
-    """Generates completions with one policy version at a time."""
+    """Generates completions with one policy version at a time.
+
+    An engine whose class has `concurrent = True` is called by several threads at once: by `generate` of several
+    batches, and by `load_weights` while they run (`--async-sync-mode inflight`); others do one call after the other.
+    """
 
     def start(self) -> None:
         """Build the model; called once, before anything else."""
 
-    def load_weights(self, snapshot: Snapshot) -> int:
-        """Install a snapshot's weights and return the version now served."""
+    def load_weights(self, snapshot: Snapshot) -> Loaded:
+        """Install a snapshot's weights; say which version is served now and what the load cost.
+
+        Generations that run meanwhile (concurrent engines only) go on with the new weights.
+        """
 
     def generate(self, request: RolloutRequest) -> Rollout:
         """Complete every prompt of the batch."""

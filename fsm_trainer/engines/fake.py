@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from fsm_trainer.core.batch import TrainSequence
 from fsm_trainer.core.events import Command, CommandKind, Input, InputKind
-from fsm_trainer.engines.base import Rollout, RolloutRequest, Sample, Snapshot, TrainResult
+from fsm_trainer.engines.base import Loaded, Rollout, RolloutRequest, Sample, Snapshot, TrainResult
 from fsm_trainer.engines.fake_behaviour import (
     Amount,
     Effect,
@@ -108,12 +108,12 @@ class FakeRolloutEngine:
         """Take as long as START_ENGINE is said to take."""
         self._do(Command(0, CommandKind.START_ENGINE, engine=self._engine))
 
-    def load_weights(self, snapshot: Snapshot) -> int:
+    def load_weights(self, snapshot: Snapshot) -> Loaded:
         """Serve the snapshot's version from now on."""
         done = self._do(Command(0, CommandKind.LOAD_WEIGHTS, engine=self._engine, version=snapshot.version))
         self._version = snapshot.version
         assert done.rollout_version_last is not None
-        return done.rollout_version_last
+        return Loaded(done.rollout_version_last, snapshot.nbytes)
 
     def generate(self, request: RolloutRequest) -> Rollout:
         """Make up `n_samples` completions for each prompt."""

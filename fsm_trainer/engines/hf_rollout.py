@@ -8,13 +8,14 @@ to stop it between two tokens. Knows nothing of rewards, batches in a queue, or 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fsm_trainer.engines.base import Rollout, RolloutRequest, Sample, SamplingParams, Scores, Snapshot
+from fsm_trainer.engines.base import Loaded, Rollout, RolloutRequest, Sample, SamplingParams, Scores, Snapshot
 from fsm_trainer.engines.hf_lora import LoraSettings, attach_lora
 from fsm_trainer.engines.hf_model import (
     SpecialTokens,
@@ -71,8 +72,9 @@ class HFRolloutEngine:
         self._model.requires_grad_(False)
         self._special = special_tokens(self._model, load_tokenizer(self._ckpt))
 
-    def load_weights(self, snapshot: Snapshot) -> int:
+    def load_weights(self, snapshot: Snapshot) -> Loaded:
         """Install a snapshot of every trained parameter; after a failure part way the engine serves nothing."""
+        begin = time.perf_counter()
         set_threads(self._threads)
         self._ready_model()
         parameters = self._served
@@ -83,7 +85,7 @@ class HFRolloutEngine:
             for name, tensor in tensors.items():
                 parameters[name].copy_(tensor)
         self._version = snapshot.version
-        return self._version
+        return Loaded(snapshot.version, snapshot.nbytes, transfer_s=time.perf_counter() - begin)
 
     @torch.inference_mode()
     def generate(self, request: RolloutRequest) -> Rollout:

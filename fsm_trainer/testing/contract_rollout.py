@@ -67,7 +67,7 @@ class RolloutContract:
         """`load_weights` returns, and `generate` stamps, the version of the snapshot loaded last."""
         with self._engine(self._factory) as engine:
             for version in (0, 3, 7):
-                served = engine.load_weights(self._publish(version))
+                served = engine.load_weights(self._publish(version)).version
                 assert served == version, f"loaded version {version}, reports {served}"
                 rollout = engine.generate(self._request)
                 stamps = (rollout.version_first, rollout.version_last)
@@ -141,7 +141,7 @@ class RolloutContract:
                 engine.abort()
                 thread.join(POLL_S)
             assert raised == [True], "generate returned in spite of abort; is slow_factory slow enough?"
-            assert engine.load_weights(self._publish(1)) == 1, "weights cannot be loaded after an abort"
+            assert engine.load_weights(self._publish(1)).version == 1, "weights cannot be loaded after an abort"
 
     def a_failed_load_never_serves_half_loaded_weights(self) -> None:
         """After a load that raised, `generate` raises or still serves the old version whole."""

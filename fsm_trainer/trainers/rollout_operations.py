@@ -14,7 +14,7 @@ import structlog
 from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Record
 from fsm_trainer.core.machines import BatchState
 from fsm_trainer.data.prompts import PromptBatch
-from fsm_trainer.engines.base import Rollout, RolloutRequest, TrainEngine
+from fsm_trainer.engines.base import Loaded, Rollout, RolloutRequest, TrainEngine
 from fsm_trainer.runtime.clock import Clock
 from fsm_trainer.runtime.failures import EngineDied
 from fsm_trainer.runtime.host import EngineHost
@@ -149,10 +149,10 @@ class RolloutOperations(RunOperations):
     def load_weights(self, command: Command) -> Input:
         """Let the engine read the published snapshot; it must then score the probe as the trainer did."""
         host, snapshot = self._host_of(command), self.snapshot_of(command)
-        served: int = host.submit("load_weights", snapshot).result()
+        loaded: Loaded = host.submit("load_weights", snapshot).result()
         assert command.engine is not None
         self._gate.check_load(command.engine, snapshot.version, host)
-        return Input(InputKind.WEIGHTS_LOADED, rollout_version_last=served)
+        return Input(InputKind.WEIGHTS_LOADED, rollout_version_last=loaded.version)
 
     def abort(self, command: Command) -> None:
         """Ask a generation to end; kill the host of one that does not, or of what cannot be interrupted."""

@@ -41,7 +41,7 @@ def run(ckpt, steps):
         assert not degenerate
         result = trainer.train(sequences)
         trainer.release(step)
-        assert rollouts.load_weights(trainer.export(step + 1)) == result.train_version
+        assert rollouts.load_weights(trainer.export(step + 1)).version == result.train_version
         means.append(sum(map(sum, rewards)) / len(sequences))
         metrics.append({name: value for name, value in result.metrics.items() if name != "tokens_per_s"})
     weights = {name: parameter.detach().clone() for name, parameter in trainer._model.named_parameters()}

@@ -95,7 +95,7 @@ def test_the_rollout_engine_serves_the_trainers_policy(trainer, rollouts):
         result = engine.train(sampled(rollouts))
         assert result.metrics["ratio_min"] == pytest.approx(1.0, abs=1e-5)
         assert result.metrics["ratio_max"] == pytest.approx(1.0, abs=1e-5)
-        assert rollouts.load_weights(engine.export(version)) == version
+        assert rollouts.load_weights(engine.export(version)).version == version
     sequences = [(5, 6, 7, 8, 9), (10, 11, 12)]
     ours, theirs = engine.score(sequences, 1.0), rollouts.score(sequences, 1.0)
     for one, other in zip(ours, theirs, strict=True):

@@ -183,7 +183,7 @@ def test_loaded_weights_are_used(ckpt, engine, model, transport):
     before = rollouts.generate(RolloutRequest(0, RAGGED, 1))
     with torch.no_grad():
         changed = {name: parameter * 1.5 + 0.1 for name, parameter in model.named_parameters()}
-    assert rollouts.load_weights(transport.publish(changed.items(), 8)) == 8
+    assert rollouts.load_weights(transport.publish(changed.items(), 8)).version == 8
     after = rollouts.generate(RolloutRequest(0, RAGGED, 1))
     assert after.version_first == after.version_last == 8
     assert after.groups != before.groups
@@ -230,7 +230,7 @@ def test_a_load_that_breaks_half_way_leaves_an_engine_that_serves_nothing(engine
             rollouts.load_weights(snapshot)
     with pytest.raises(RuntimeError, match="no weights loaded"):
         rollouts.generate(RolloutRequest(0, RAGGED, 1))
-    assert rollouts.load_weights(snapshot) == 3
+    assert rollouts.load_weights(snapshot).version == 3
     rollouts.generate(RolloutRequest(0, RAGGED, 1))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fsm_trainer.core.batch import TrainSequence
-from fsm_trainer.engines.base import Rollout, RolloutRequest, SamplingParams, Scores, Snapshot, TrainResult
+from fsm_trainer.engines.base import Loaded, Rollout, RolloutRequest, SamplingParams, Scores, Snapshot, TrainResult
 from fsm_trainer.engines.logprob_gap import GapLimit
 from fsm_trainer.testing import (
     Check,
@@ -93,9 +93,9 @@ class Boastful(FakeRolloutEngine):
 class Stuck(FakeRolloutEngine):
     """Reports the first version it loaded for ever."""
 
-    def load_weights(self, snapshot: Snapshot) -> int:
+    def load_weights(self, snapshot: Snapshot) -> Loaded:
         super().load_weights(snapshot)
-        return 0
+        return Loaded(0)
 
 
 class Short(FakeRolloutEngine):
@@ -216,7 +216,7 @@ def test_an_engine_that_remembers_an_idle_abort_fails_its_check() -> None:
 
 def test_a_failed_load_may_not_serve_half_loaded_weights() -> None:
     class Half(FakeRolloutEngine):
-        def load_weights(self, snapshot: Snapshot) -> int:
+        def load_weights(self, snapshot: Snapshot) -> Loaded:
             if snapshot.location == "broken":
                 self._version = snapshot.version
                 raise OSError("broken")

@@ -15,7 +15,7 @@ import torch
 from fsm_trainer import AsyncPolicyTrainer, PolicyOnlyTrainer
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.core.events import CommandKind, InputKind, Record, RecordKind
-from fsm_trainer.engines.base import Rollout, RolloutRequest, Sample, Scores, Snapshot
+from fsm_trainer.engines.base import Loaded, Rollout, RolloutRequest, Sample, Scores, Snapshot
 from fsm_trainer.engines.hf_rollout import HFRolloutEngine
 from fsm_trainer.engines.logprob_gap import GapLimit, LogprobGap, LogprobMismatch
 from fsm_trainer.engines.weights import SharedMemoryTransport
@@ -35,11 +35,11 @@ STALE_FROM = 2
 class Forgetful(HFRolloutEngine):
     """Says that it has loaded, but an older version stays in place."""
 
-    def load_weights(self, snapshot: Snapshot) -> int:
+    def load_weights(self, snapshot: Snapshot) -> Loaded:
         if snapshot.version < STALE_FROM:
             return super().load_weights(snapshot)
         self._version = snapshot.version
-        return snapshot.version
+        return Loaded(snapshot.version)
 
 
 class OldCache(HFRolloutEngine):
@@ -47,7 +47,7 @@ class OldCache(HFRolloutEngine):
 
     old: Any = None
 
-    def load_weights(self, snapshot: Snapshot) -> int:
+    def load_weights(self, snapshot: Snapshot) -> Loaded:
         if snapshot.version == STALE_FROM:
             self.old = copy.deepcopy(self._model)
         return super().load_weights(snapshot)
