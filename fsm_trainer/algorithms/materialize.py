@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from fsm_trainer.algorithms.advantages import AdvantageFn, group_advantages
-from fsm_trainer.core.batch import TrainSequence
+from fsm_trainer.core.batch import TrainSequence, VersionSpans
 
 Completion = tuple[Sequence[int], Sequence[float]]
 """The tokens of one completion and their logprobs under the sampling distribution."""
@@ -22,6 +22,7 @@ def materialize(
     groups: Sequence[Sequence[Completion]],
     rewards: Sequence[Sequence[float | None]],
     *,
+    spans: Sequence[Sequence[VersionSpans]] | None = None,
     eos_token_id: int | None = None,
     advantage: AdvantageFn = group_advantages,
 ) -> tuple[tuple[TrainSequence, ...], bool]:
@@ -29,15 +30,17 @@ def materialize(
 
     Degenerate means that no sequence has a non-zero advantage and a token in the loss, so the policy term has no
     gradient; whether another term (an entropy bonus) makes a step worth while is the caller's decision.
-    Raises ValueError when prompts, groups and rewards do not match.
+    `spans` are the policy versions of each completion's tokens; None: one version drew everything.
+    Raises ValueError when prompts, groups, rewards and spans do not match.
     """
+    spans = [[()] * len(group) for group in groups] if spans is None else spans
     _check_shapes(prompts, groups, rewards)
     sequences = tuple(
-        _sequence(prompt, completion, reward, value, eos_token_id)
-        for prompt, group, group_rewards, values in zip(
-            prompts, groups, rewards, _advantages(rewards, advantage), strict=True
+        _sequence(prompt, completion, reward, value, versions, eos_token_id)
+        for prompt, group, group_rewards, values, group_spans in zip(
+            prompts, groups, rewards, _advantages(rewards, advantage), spans, strict=True
         )
-        for completion, reward, value in zip(group, group_rewards, values, strict=True)
+        for completion, reward, value, versions in zip(group, group_rewards, values, group_spans, strict=True)
     )
     return sequences, not any(has_policy_gradient(sequence) for sequence in sequences)
 
@@ -61,7 +64,12 @@ def _advantages(rewards: Sequence[Sequence[float | None]], advantage: AdvantageF
 
 
 def _sequence(
-    prompt: Sequence[int], completion: Completion, reward: float | None, advantage: float, eos_token_id: int | None
+    prompt: Sequence[int],
+    completion: Completion,
+    reward: float | None,
+    advantage: float,
+    versions: VersionSpans,
+    eos_token_id: int | None,
 ) -> TrainSequence:
     tokens, logprobs = completion
     if len(tokens) != len(logprobs):
@@ -76,7 +84,18 @@ def _sequence(
         advantage=advantage,
         reward=math.nan if reward is None else float(reward),
         eos_token_id=eos_token_id,
+        version_spans=_merged(versions),
     )
+
+
+def _merged(spans: VersionSpans) -> VersionSpans:
+    """The spans, neighbours of one version put together; empty if that leaves one: weights may be loaded again."""
+    merged: list[tuple[int, int]] = []
+    for version, tokens in spans:
+        if merged and merged[-1][0] == version:
+            tokens += merged.pop()[1]
+        merged.append((version, tokens))
+    return tuple(merged) if len(merged) > 1 else ()
 
 
 def _check_shapes(

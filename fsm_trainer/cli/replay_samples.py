@@ -69,10 +69,18 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
     )
     parts = [f"{name[7:]} {number(value)}" for name, value in row.items() if name.startswith("reward_")]
     length = len(row["tokens"]) - row["prompt_len"]
-    about = f"version {'-'.join(map(str, versions))}, {length} tokens, finish {row['finish_reason']}"
+    about = f"version {'-'.join(map(str, versions))}, {length} tokens{_spans(row)}, finish {row['finish_reason']}"
     yield "  " + "; ".join([about, *parts])
     for name in ("prompt", "completion"):
         yield from _block(name, row[name])
+
+
+def _spans(row: dict[str, Any]) -> str:
+    """Which version drew how many of the tokens; files of older runs do not say, and most samples have one version."""
+    spans = row.get("version_spans")
+    if spans is None or len(spans) < 2:
+        return ""
+    return " (" + ", then ".join(f"{span['tokens']} of version {span['version']}" for span in spans) + ")"
 
 
 def _block(name: str, text: str) -> Iterator[str]:

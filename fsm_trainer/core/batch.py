@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+VersionSpans = tuple[tuple[int, int], ...]
+"""(policy version, tokens that it drew), in the order of the tokens."""
+
 
 @dataclass(frozen=True)
 class TrainSequence:
@@ -25,6 +28,8 @@ class TrainSequence:
     """One scalar for the whole completion."""
     reward: float
     eos_token_id: int | None = None
+    version_spans: VersionSpans = ()
+    """Which version drew which tokens of the completion, when weights were loaded meanwhile; empty: one drew all."""
 
     def __post_init__(self) -> None:
         """Check alignment."""
@@ -37,6 +42,25 @@ class TrainSequence:
             raise ValueError(f"prompt_len is {self.prompt_len}, expected 1 to {n}")
         if any(self.loss_mask[: self.prompt_len]) or any(self.logprobs[: self.prompt_len]):
             raise ValueError("logprobs and loss_mask must be 0 on the prompt")
+        self._check_spans(n - self.prompt_len)
+
+    def _check_spans(self, completion_len: int) -> None:
+        spans = self.version_spans
+        if not spans:
+            return
+        versions, counts = [version for version, _ in spans], [count for _, count in spans]
+        if min(counts) < 1 or sum(counts) != completion_len:
+            raise ValueError(
+                f"version_spans {spans} has {sum(counts)} tokens, expected the {completion_len} of the completion with "
+                f"at least 1 a span"
+            )
+        if any(later <= earlier for earlier, later in zip(versions, versions[1:], strict=False)):
+            raise ValueError(f"version_spans {spans} must have versions that grow; put tokens of one version together")
+
+    @property
+    def old_tokens(self) -> int:
+        """Tokens of the completion that an older version drew than its last one."""
+        return sum(count for _, count in self.version_spans[:-1])
 
 
 @dataclass(frozen=True)

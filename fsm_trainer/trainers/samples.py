@@ -42,6 +42,11 @@ SAMPLE_SCHEMA = pa.schema(
         pa.field("finish_reason", pa.utf8()),
         pa.field("rollout_version_first", pa.int64(), metadata={"meaning": "policy version at the first token"}),
         pa.field("rollout_version_last", pa.int64(), metadata={"meaning": "policy version at the last token"}),
+        pa.field(
+            "version_spans",
+            pa.list_(pa.struct([pa.field("version", pa.int64()), pa.field("tokens", pa.int64())])),
+            metadata={"meaning": "which version drew which tokens of the completion, in order; empty: one drew all"},
+        ),
     ]
 )
 """Columns of every file; after them one `reward_NAME` for each reward function, before its weight."""
@@ -203,6 +208,7 @@ def _table(schema: pa.Schema, prompts: PromptBatch, rollout: Rollout, completion
         "finish_reason": [sample.finish_reason for sample in samples],
         "rollout_version_first": [rollout.version_first] * len(samples),
         "rollout_version_last": [rollout.version_last] * len(samples),
+        "version_spans": [[span._asdict() for span in sample.spans] for sample in samples],
     }
     unknown: list[object] = [None] * len(samples)
     return pa.table({name: columns.get(name, unknown) for name in schema.names}, schema=schema)

@@ -115,6 +115,7 @@ class Scorer:
             prompts.prompt_tokens,
             [[(s.tokens, s.logprobs) for s in group] for group in rollout.groups],
             _regroup(judged.rewards, counts),
+            spans=[[s.spans for s in group] for group in rollout.groups],
             eos_token_id=self._tokenizer.eos_token_id,
             advantage=self._algorithm.advantage,
         )

@@ -109,3 +109,27 @@ def test_nothing_but_masked_completions_is_degenerate():
     sequences, degenerate = materialize([(5,)], [[((1,), (-1.0,))] * 2], [[None, None]])
     assert degenerate
     assert not any(any(s.loss_mask) for s in sequences)
+
+
+def test_versions_of_tokens_come_along_where_there_are_several():
+    completion = ((1, 2, 3, 4), (-1.0,) * 4)
+    spans = [[((3, 1), (5, 3)), ((3, 4),), (), ((3, 1), (3, 2), (4, 1))]]
+    sequences, _ = materialize([(5, 6)], [[completion] * 4], [[0.0, 1.0, 2.0, 3.0]], spans=spans)
+    assert [s.version_spans for s in sequences] == [((3, 1), (5, 3)), (), (), ((3, 3), (4, 1))]
+    assert [s.old_tokens for s in sequences] == [1, 0, 0, 3]
+    assert [s.loss_mask for s in sequences] == [(0, 0, 1, 1, 1, 1)] * 4
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        (((3, 1), (4, 2)), "has 3 tokens, expected the 4 of the completion"),
+        (((3, 5), (4, -1)), "at least 1 a span"),
+        (((3, 0), (4, 4)), "at least 1 a span"),
+        (((4, 2), (3, 2)), "must have versions that grow"),
+    ],
+)
+def test_versions_that_do_not_fit_the_tokens_are_refused(spans, message):
+    completion = ((1, 2, 3, 4), (-1.0,) * 4)
+    with pytest.raises(ValueError, match=message):
+        materialize([(5, 6)], [[completion]], [[1.0]], spans=[[spans]])

@@ -73,6 +73,19 @@ def test_the_filters(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "fsm-replay: note: no sample is like that\n"
 
 
+def test_who_drew_which_tokens_is_printed_where_a_file_says_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside files of an older version, which have no such column."""
+    path = run / "samples" / "batch-000001.parquet"
+    spans = [[{"version": 3, "tokens": 1}, {"version": 4, "tokens": 2}], []]
+    pq.write_table(pq.read_table(path).append_column("version_spans", pa.array(spans)), path)
+    assert main(["samples", str(run)]) == 0
+    said = [line.split(",")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  version")]
+    assert said == [" 1 tokens", " 1 tokens", " 1 tokens (1 of version 3", *[" 1 tokens"] * 3]
+    assert main(["samples", str(run), "--json"]) == 0
+    rows = [json.loads(line)["version_spans"] for line in capsys.readouterr().out.splitlines()]
+    assert rows == [None, None, *spans, None, None]
+
+
 def test_what_is_printed_of_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["samples", str(run), "--dropped", "--best", "1"]) == 0
     assert capsys.readouterr().out.splitlines() == [

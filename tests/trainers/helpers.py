@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from fsm_trainer.core.batch import AsyncTrainBatch, TrainSequence
 from fsm_trainer.core.events import Record, RecordKind
 from fsm_trainer.data.prompts import PromptBatch
 from fsm_trainer.data.rewards import RewardRecord
-from fsm_trainer.engines.base import Rollout, Sample
+from fsm_trainer.engines.base import Rollout, Sample, VersionSpan
 from fsm_trainer.eventlog.reader import read_log, records
 from fsm_trainer.replay.verify import verify
 
@@ -48,6 +49,14 @@ def rollout() -> Rollout:
         (Sample((8, 2), (-2.1, -2.2), "stop"), Sample((4, 5, 6, 7), (-3.1, -3.2, -3.3, -3.4), "length")),
     )
     return Rollout(groups, version_first=3, version_last=4)
+
+
+def mixed_rollout() -> Rollout:
+    """The same, but weights were loaded while its first and its last completion were drawn."""
+    (first, second), (third, last) = rollout().groups
+    first = replace(first, spans=(VersionSpan(3, 2), VersionSpan(4, 1)))
+    last = replace(last, spans=(VersionSpan(3, 1), VersionSpan(4, 3)))
+    return replace(rollout(), groups=((first, second), (third, last)))
 
 
 def sequence(*, advantage: float = 1.0, tokens: tuple[int, ...] = (5, 6, 14, 5, 6)) -> TrainSequence:

@@ -19,7 +19,7 @@ from fsm_trainer.core.events import Input, InputKind
 from fsm_trainer.data.tokenizer import load_tokenizer
 from fsm_trainer.trainers.samples import OPEN, SAMPLE_SCHEMA, SampleWriter, make_sample_writer, sample_schema
 from fsm_trainer.trainers.scoring import Scored, Scorer
-from tests.trainers.helpers import prompt_batch, rollout
+from tests.trainers.helpers import mixed_rollout, prompt_batch, rollout
 
 REWARDS = {"12": 1.0, "55": 0.25, "4": 0.5, "0123": None}
 COLUMN = "reward_judge"
@@ -82,6 +82,15 @@ def test_pandas_reads_it_row_by_row(stage: Stage, scored: Scored) -> None:
         assert tuple(row.logprobs) == sequence.logprobs
         assert row.prompt_len == sequence.prompt_len
         assert row.advantage == sequence.advantage
+
+
+def test_it_says_which_version_drew_which_tokens(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.writer.begun(prompt_batch(), mixed_rollout(), lambda: list(REWARDS))
+    spans = stage.read()["version_spans"].tolist()
+    assert [[(span["version"], span["tokens"]) for span in row] for row in spans] == [
+        *([(3, 2), (4, 1)], [], [], [(3, 1), (4, 3)])
+    ]
 
 
 def test_datasets_and_arrow_read_a_folder_of_every_kind_of_batch(

@@ -19,7 +19,7 @@ from fsm_trainer.data.tokenizer import load_tokenizer
 from fsm_trainer.engines.base import Rollout, Sample
 from fsm_trainer.trainers.reward_policy import RewardError, RewardPolicy
 from fsm_trainer.trainers.scoring import Scored, Scorer
-from tests.trainers.helpers import prompt_batch, rollout
+from tests.trainers.helpers import mixed_rollout, prompt_batch, rollout
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,13 @@ def test_the_batch_says_what_it_holds(tokenizer: Any) -> None:
     assert batch.reward_mean == mean([2, 2, 1, 4])
     assert (batch.rollout_time_s, batch.created_at_s) == (0.5, 9.0)
     assert batch.reward_time_s >= 0 and batch.materialize_time_s >= 0
+
+
+def test_a_batch_of_mixed_versions_says_who_drew_what(tokenizer: Any) -> None:
+    result = scored(tokenizer, lambda record: len(record.completion) / 10, mixed_rollout())
+    versions = [((3, 2), (4, 1)), (), (), ((3, 1), (4, 3))]
+    assert [s.version_spans for s in result.batch.train_sequences] == versions
+    assert result.batch.rollout_policy_version == 3, "the oldest: staleness counts from the first token"
 
 
 def test_equal_rewards_are_degenerate(tokenizer: Any) -> None:
