@@ -70,11 +70,15 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where one version's weights can be read; made by `WeightTransport.publish`."""
+    """Where one version's weights are, and how they are had; made by `WeightTransport.publish`."""
 
     version: int
     location: str
     nbytes: int
+    transport: str = "shared-memory"
+    """One of `weight_sync.transport.TRANSPORTS`."""
+    payload: bytes = b""
+    """What a reader needs besides the location; each transport has its own form."""
 
 
 @dataclass(frozen=True)

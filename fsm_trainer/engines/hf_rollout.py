@@ -28,7 +28,7 @@ from fsm_trainer.engines.hf_model import (
 )
 from fsm_trainer.engines.hf_sampling import batch_uniforms, check_sampling, draw, filtered, policy_logprobs
 from fsm_trainer.engines.hf_score import score_sequences
-from fsm_trainer.engines.weights import read_snapshot
+from fsm_trainer.engines.weight_sync.transport import read_snapshot
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel

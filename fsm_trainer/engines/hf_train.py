@@ -32,7 +32,8 @@ from fsm_trainer.engines.hf_score import score_sequences
 from fsm_trainer.engines.hf_step import backward
 from fsm_trainer.engines.hf_throughput import model_shape, speed_metrics
 from fsm_trainer.engines.logprob_gap import GapLimit, LogprobMismatch
-from fsm_trainer.engines.weights import SharedMemoryTransport, WeightTransport
+from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
+from fsm_trainer.engines.weight_sync.transport import WeightTransport
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -16,7 +16,7 @@ from fsm_trainer.engines.hf_lora import LoraSettings, attach_lora, trained_param
 from fsm_trainer.engines.hf_rollout import HFRolloutEngine
 from fsm_trainer.engines.hf_train import HFTrainEngine
 from fsm_trainer.engines.tiny import build_tiny_checkpoint
-from fsm_trainer.engines.weights import read_snapshot
+from fsm_trainer.engines.weight_sync.transport import read_snapshot
 
 LORA = LoraSettings(rank=2, alpha=8)
 

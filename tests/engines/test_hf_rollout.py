@@ -10,7 +10,7 @@ from fsm_trainer.engines.base import RolloutRequest, SamplingParams, Snapshot
 from fsm_trainer.engines.hf_model import SpecialTokens
 from fsm_trainer.engines.hf_rollout import HFRolloutEngine, _Decoder
 from fsm_trainer.engines.tiny import build_tiny_checkpoint
-from fsm_trainer.engines.weights import SharedMemoryTransport
+from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
 
 EOS = 2
 RAGGED = ((5, 6, 7, 8, 14), (9,), (10, 11, 14))

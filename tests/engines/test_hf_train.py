@@ -12,7 +12,8 @@ from fsm_trainer.core.batch import TrainSequence
 from fsm_trainer.engines import hf_train
 from fsm_trainer.engines.hf_train import HFTrainEngine
 from fsm_trainer.engines.tiny import build_tiny_checkpoint
-from fsm_trainer.engines.weights import SharedMemoryTransport, read_snapshot
+from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
+from fsm_trainer.engines.weight_sync.transport import read_snapshot
 
 
 @pytest.fixture(scope="module")

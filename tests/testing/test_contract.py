@@ -296,7 +296,7 @@ def hf_rollout_checks(ckpt: str) -> Iterator[dict[str, Check]]:
     from transformers import AutoModelForCausalLM
 
     from fsm_trainer.engines.hf_rollout import HFRolloutEngine
-    from fsm_trainer.engines.weights import SharedMemoryTransport
+    from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
 
     transport = SharedMemoryTransport()
     model = AutoModelForCausalLM.from_pretrained(ckpt)
@@ -327,7 +327,7 @@ def hf_train_checks(ckpt: str) -> dict[str, Check]:
     import torch
 
     from fsm_trainer.engines.hf_train import HFTrainEngine
-    from fsm_trainer.engines.weights import read_snapshot
+    from fsm_trainer.engines.weight_sync.transport import read_snapshot
 
     def read(snapshot: Snapshot) -> bytes:
         return b"".join(

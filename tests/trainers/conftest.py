@@ -12,7 +12,7 @@ import pytest
 
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.engines.tiny import build_tiny_checkpoint
-from fsm_trainer.engines.weights import SharedMemoryTransport
+from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
 
 
 @pytest.fixture(autouse=True)

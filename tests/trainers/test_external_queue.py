@@ -17,7 +17,7 @@ from fsm_trainer.config import TrainConfig
 from fsm_trainer.core.batch_queue import QueueClosed
 from fsm_trainer.core.events import RecordKind
 from fsm_trainer.engines.base import Snapshot
-from fsm_trainer.engines.weights import read_snapshot
+from fsm_trainer.engines.weight_sync.transport import read_snapshot
 from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
 from tests.trainers.helpers import log_of, metrics_of, run_end, train_batch
 

@@ -18,7 +18,7 @@ from fsm_trainer.core.events import CommandKind, InputKind, Record, RecordKind
 from fsm_trainer.engines.base import Loaded, Rollout, RolloutRequest, Sample, Scores, Snapshot
 from fsm_trainer.engines.hf_rollout import HFRolloutEngine
 from fsm_trainer.engines.logprob_gap import GapLimit, LogprobGap, LogprobMismatch
-from fsm_trainer.engines.weights import SharedMemoryTransport
+from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
 from fsm_trainer.runtime.host import InlineHost
 from fsm_trainer.trainers import RunResult
 from fsm_trainer.trainers import trainer as trainer_module

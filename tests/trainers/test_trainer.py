@@ -18,7 +18,7 @@ from fsm_trainer.config import TrainConfig
 from fsm_trainer.core.events import RecordKind
 from fsm_trainer.data.rewards import RewardRecord
 from fsm_trainer.engines.hf_train import HFTrainEngine
-from fsm_trainer.engines.weights import SharedMemoryTransport
+from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
 from fsm_trainer.eventlog.writer import EventLogError, EventLogWriter
 from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
 from fsm_trainer.trainers import RunResult, Trainer

@@ -9,7 +9,8 @@ import torch
 from safetensors import safe_open
 
 from fsm_trainer.engines.base import Snapshot
-from fsm_trainer.engines.weights import SharedMemoryTransport, read_snapshot
+from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
+from fsm_trainer.engines.weight_sync.transport import read_snapshot
 
 
 def tensors():
@@ -114,7 +115,7 @@ def test_nothing_at_the_location():
 def test_another_process_reads_it_and_its_death_frees_it():
     code = (
         "import sys, torch\n"
-        "from fsm_trainer.engines.weights import SharedMemoryTransport\n"
+        "from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport\n"
         "snapshot = SharedMemoryTransport().publish([('w', torch.arange(5.0))], 4)\n"
         "print(snapshot.location, snapshot.nbytes, flush=True)\n"
         "sys.stdin.read()\n"
