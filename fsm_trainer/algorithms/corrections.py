@@ -3,6 +3,8 @@
 With rho = proximal / rollout, the probability of a taken token under the trained weights at the start of the step over
 that under the weights (and the engine) that sampled it, each token's loss is multiplied by a function of rho that
 carries no gradient. Knows nothing of which loss that is.
+
+A span is a run of tokens of one sample that one version drew; old ones are all but the sample's last.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ class CorrectionWeights:
     """What a token's loss is multiplied by; 1 everywhere without a correction."""
     changed: Tensor
     """Where the correction truncated or masked, as a boolean; padding may hold anything."""
+    capped_spans: Tensor | None = None
+    """Where an old span's weight was truncated; None without such spans."""
 
 
 def correction_weights(log_rho: Tensor, mask: Tensor, objective: Objective) -> CorrectionWeights:
@@ -57,6 +61,33 @@ def correction_weights(log_rho: Tensor, mask: Tensor, objective: Objective) -> C
             return CorrectionWeights(rho, torch.zeros_like(rho, dtype=torch.bool))
         case "none":
             return CorrectionWeights(torch.ones_like(rho), torch.zeros_like(rho, dtype=torch.bool))
+
+
+def mixed_weights(log_rho: Tensor, mask: Tensor, spans: Tensor, objective: Objective) -> CorrectionWeights:
+    """Weights where samples have old spans: those of `span_weights` there, the correction's on the newest tokens.
+
+    The correction sees the newest tokens alone, also where it looks at whole sequences. `spans`: [rows, width], whole
+    numbers; 0 on the newest tokens and on padding, each row's old spans count from 1.
+    """
+    old = spans > 0
+    newest = correction_weights(torch.where(old, 0.0, log_rho), torch.where(old, 0.0, mask), objective)
+    older = span_weights(log_rho, mask, spans, objective.correction_cap)
+    weights = torch.where(old, older.weights, newest.weights)
+    return CorrectionWeights(weights, newest.changed & ~old, older.changed & old)
+
+
+def span_weights(log_rho: Tensor, mask: Tensor, spans: Tensor, cap: float) -> CorrectionWeights:
+    """One weight for each old span, min(exp(mean of log rho over its tokens in the loss), cap); 1 elsewhere.
+
+    The geometric mean is GSPO's ratio (Zheng et al. 2025, eq. 7), of a span in place of the completion: a product
+    would grow or vanish with the span's length. Its truncation is that of Ionides 2008.
+    """
+    weights = torch.ones_like(log_rho)
+    for number in range(1, int(spans.max()) + 1):
+        inside = spans == number
+        mean = sequence_mean(torch.where(inside, log_rho, 0.0), torch.where(inside, mask, 0.0))
+        weights = torch.where(inside, mean.clamp(max=MAX_LOG_RATIO).exp(), weights)
+    return CorrectionWeights(weights.clamp(max=cap), weights > cap)
 
 
 def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:

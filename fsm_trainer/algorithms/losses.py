@@ -13,7 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fsm_trainer.algorithms.corrections import MAX_LOG_RATIO, CorrectionWeights, correction_weights, sequence_mean
+from fsm_trainer.algorithms.corrections import (
+    MAX_LOG_RATIO,
+    CorrectionWeights,
+    correction_weights,
+    mixed_weights,
+    sequence_mean,
+)
 from fsm_trainer.algorithms.objective import KLEstimator, Objective
 
 
@@ -39,6 +45,8 @@ class LossInputs:
     proximal_logprobs: Tensor | None = None
     """Under the trained weights at the start of the step, used where `Objective.needs_proximal`. None: `logprobs`
     without gradient, which is the same where a batch is one optimiser step."""
+    spans: Tensor | None = None
+    """Whole numbers: 0 on tokens of each sample's newest version, its older spans count from 1; None: all are 0."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +124,10 @@ def policy_loss(inputs: LossInputs, normalizers: Normalizers, objective: Objecti
     """One micro-batch's share of `aggregate(w * surrogate + kl_coef * KL) - entropy_coef * mean entropy`.
 
     Without a correction, w = 1 and the surrogate's ratio is current / rollout. With one, the ratio is
-    current / proximal and w corrects proximal / rollout (`corrections.correction_weights`). docs/algorithms.md has
-    every formula with its source. AssertionError when the objective needs reference logprobs and there are none.
+    current / proximal and w corrects proximal / rollout (`corrections.correction_weights`). With `span_policy`
+    correct, so it is at least on old spans, with a weight of their own (`corrections.mixed_weights`).
+    docs/algorithms.md has every formula with its source. AssertionError when the objective needs reference logprobs
+    and there are none.
     """
     present, tokens = inputs.mask > 0, float(normalizers.tokens)
     log_ratio = _log_ratio(inputs.logprobs, inputs.rollout_logprobs, present)
@@ -136,12 +146,10 @@ def policy_loss(inputs: LossInputs, normalizers: Normalizers, objective: Objecti
     metrics |= {"loss": (loss.detach(), 1.0), "entropy": (entropy.detach(), tokens)}
     # k3 of KL(rollout || current), whose samples these are: never negative, low variance.
     metrics["approx_kl"] = ((torch.expm1(log_ratio) - log_ratio).detach().sum(), tokens)
+    metrics |= _changed_fractions(correction, present, tokens, objective)
     ratio = _ratio_units(log_ratio.detach(), inputs.mask, normalizers, objective)
-    if objective.correction == "none":
-        return _output(loss, metrics, ratio, ratio, surrogate)
-    name = "truncated_fraction" if objective.correction.endswith("truncate") else "masked_fraction"
-    metrics[name] = ((correction.changed & present).sum(), tokens)
-    return _output(loss, metrics, ratio, _Units(correction.weights, present, normalizers.tokens), surrogate)
+    weights = _weight_units(correction, ratio, inputs, normalizers, objective)
+    return _output(loss, metrics, ratio, weights, surrogate)
 
 
 def kl_estimate(log_ratio: Tensor, estimator: KLEstimator) -> Tensor:
@@ -183,13 +191,48 @@ def _policy_term(
     inputs: LossInputs, log_ratio: Tensor, present: Tensor, objective: Objective
 ) -> tuple[_Surrogate, CorrectionWeights]:
     """The surrogate and the weights of its tokens; `log_ratio` is current / rollout."""
-    if not objective.needs_proximal:
+    spans = _corrected_spans(inputs, objective)
+    if not objective.needs_proximal and spans is None:
         log_rho = torch.zeros_like(log_ratio)
         return _surrogate(log_ratio, inputs, objective), correction_weights(log_rho, inputs.mask, objective)
     proximal = (inputs.logprobs if inputs.proximal_logprobs is None else inputs.proximal_logprobs).detach()
     log_rho = _log_ratio(proximal, inputs.rollout_logprobs, present)
-    surrogate = _surrogate(_log_ratio(inputs.logprobs, proximal, present), inputs, objective)
-    return surrogate, correction_weights(log_rho, inputs.mask, objective)
+    if spans is None:
+        surrogate = _surrogate(_log_ratio(inputs.logprobs, proximal, present), inputs, objective)
+        return surrogate, correction_weights(log_rho, inputs.mask, objective)
+    base = proximal if objective.needs_proximal else torch.where(spans > 0, proximal, inputs.rollout_logprobs)
+    surrogate = _surrogate(_log_ratio(inputs.logprobs, base, present), inputs, objective)
+    return surrogate, mixed_weights(log_rho, inputs.mask, spans, objective)
+
+
+def _corrected_spans(inputs: LossInputs, objective: Objective) -> Tensor | None:
+    return inputs.spans if objective.span_policy == "correct" else None
+
+
+def _changed_fractions(
+    correction: CorrectionWeights, present: Tensor, tokens: float, objective: Objective
+) -> dict[str, tuple[Tensor, float]]:
+    """How many tokens the correction, and the truncation of old spans' weights, has changed."""
+    fractions: dict[str, tuple[Tensor, float]] = {}
+    if objective.correction != "none":
+        name = "truncated_fraction" if objective.correction.endswith("truncate") else "masked_fraction"
+        fractions[name] = ((correction.changed & present).sum(), tokens)
+    if objective.span_policy == "correct":
+        capped = torch.zeros_like(present) if correction.capped_spans is None else correction.capped_spans
+        fractions["span_truncated_fraction"] = ((capped & present).sum(), tokens)
+    return fractions
+
+
+def _weight_units(
+    correction: CorrectionWeights, ratio: _Units, inputs: LossInputs, normalizers: Normalizers, objective: Objective
+) -> _Units:
+    """The importance weights: the correction's, or without one the ratio current / rollout, but on old spans theirs."""
+    if objective.correction != "none":
+        return _Units(correction.weights, inputs.mask > 0, normalizers.tokens)
+    spans = _corrected_spans(inputs, objective)
+    if spans is None:
+        return ratio
+    return _Units(torch.where(spans > 0, correction.weights, ratio.values), ratio.counted, ratio.total)
 
 
 def _surrogate(log_ratio: Tensor, inputs: LossInputs, objective: Objective) -> _Surrogate:

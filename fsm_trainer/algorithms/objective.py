@@ -15,6 +15,7 @@ Surrogate = Literal["clip", "cispo"]
 Aggregation = Literal["token-mean", "sequence-mean", "constant"]
 KLEstimator = Literal["k1", "k2", "k3"]
 Correction = Literal["none", "token-truncate", "sequence-truncate", "token-mask", "sequence-mask", "decoupled"]
+SpanPolicy = Literal["keep", "mask", "correct"]
 
 CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 
@@ -46,9 +47,13 @@ class Objective:
     correction: Correction = "none"
     """What is done about the policy that sampled being another than the one that trains; see `corrections.py`."""
     correction_cap: float = 2.0
-    """Largest weight of the truncating corrections."""
+    """Largest weight of the truncating corrections, and of an old span under `span_policy` correct."""
     correction_band: tuple[float, float] | None = None
     """Lowest and highest ratio that the masking corrections let in; None is the default of the correction."""
+    span_policy: SpanPolicy = "keep"
+    """What is done about tokens that an older version drew than their sample's newest: nothing more than about any
+    token; left out of the loss; or weighted by one truncated importance ratio a span, see `corrections.span_weights`.
+    """
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -57,6 +62,7 @@ class Objective:
         self._check_choice("aggregation", self.aggregation, get_args(Aggregation))
         self._check_choice("kl_estimator", self.kl_estimator, get_args(KLEstimator))
         self._check_choice("correction", self.correction, CORRECTIONS)
+        self._check_choice("span_policy", self.span_policy, get_args(SpanPolicy))
         for name in ("clip_low", "clip_high", "correction_cap"):
             value = getattr(self, name)
             if not 0.0 < value < math.inf:
@@ -65,6 +71,11 @@ class Objective:
             value = getattr(self, name)
             if not 0.0 <= value < math.inf:
                 raise ValueError(f"{name} is {value}, expected a number of at least 0")
+        if self.span_policy == "correct" and self.ratio_level == "sequence":
+            raise ValueError(
+                "span_policy is 'correct', expected 'keep' or 'mask' with the sequence ratio, which is taken over all "
+                "spans of a sample already"
+            )
         if self.aggregation == "constant" and (self.constant_length is None or self.constant_length < 1):
             raise ValueError(
                 f"constant_length is {self.constant_length}, expected at least 1 with the constant aggregation; "

@@ -77,6 +77,7 @@ def _objective(config: TrainConfig) -> str:
     parts = [
         f"{o.surrogate} of the {o.ratio_level} ratio, {max(0.0, 1 - o.clip_low):g} to {1 + o.clip_high:g}",
         f"correction {o.correction}",
+        *([f"{o.span_policy} old spans"] if o.span_policy != "keep" else []),
         f"{o.aggregation} loss",
         *([f"KL {o.kl_estimator} x {o.kl_coef:g}"] if o.needs_reference else []),
         *([f"entropy x {o.entropy_coef:g}"] if o.entropy_coef else []),

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from fsm_trainer.algorithms.advantages import ADVANTAGES, AdvantageFn, AdvantageStd
-from fsm_trainer.algorithms.objective import Aggregation, Correction, KLEstimator, Objective
+from fsm_trainer.algorithms.objective import Aggregation, Correction, KLEstimator, Objective, SpanPolicy
 from fsm_trainer.algorithms.registry import get_algorithm
 from fsm_trainer.config.settings_group import SettingsGroup
 
@@ -47,9 +47,16 @@ class ObjectiveSettings(SettingsGroup):
     offpolicy_correction: Correction | None = Field(
         None, description="What is done about weights older than the trained ones having sampled a batch"
     )
-    correction_cap: float | None = Field(None, gt=0, description="Largest weight of the truncating corrections (2)")
+    correction_cap: float | None = Field(
+        None, gt=0, description="Largest weight of the truncating corrections and of --async-span-policy correct (2)"
+    )
     correction_band: str | None = Field(
         None, description="LOW,HIGH: ratios that the masking corrections let in (tokens: 0.5,5; sequences: 0.9,1.1)"
+    )
+    async_span_policy: SpanPolicy = Field(
+        "keep",
+        description="Tokens older than their sample's newest, when weights are loaded amid a generation: like any, "
+        "left out of the loss, or weighted by one truncated ratio a span",
     )
     dynamic_sampling: bool | None = Field(
         None, description="Leave out prompts whose completions are all worth the same (default: dapo only)"
@@ -104,6 +111,7 @@ def make_objective(config: TrainConfig) -> Objective:
         correction=config.offpolicy_correction,
         correction_cap=config.correction_cap,
         correction_band=config.band,
+        span_policy=config.async_span_policy,
     )
 
 
@@ -142,14 +150,30 @@ def check_objective(config: TrainConfig) -> None:
             f"--reference-refresh-steps {config.reference_refresh_steps} has no meaning without --kl-coef: there is no "
             f"reference model; give both or none"
         )
+    _check_span_policy(config)
     correction = make_objective(config).correction
     if config.correction_band is not None and not correction.endswith("mask"):
         raise ValueError(
             f"--correction-band {config.correction_band} has no meaning with --offpolicy-correction {correction}; give "
             f"token-mask or sequence-mask"
         )
-    if config.correction_cap is not None and not correction.endswith("truncate"):
+    caps = correction.endswith("truncate") or config.async_span_policy == "correct"
+    if config.correction_cap is not None and not caps:
         raise ValueError(
             f"--correction-cap {config.correction_cap:g} has no meaning with --offpolicy-correction {correction}; give "
             f"token-truncate or sequence-truncate"
+        )
+
+
+def _check_span_policy(config: TrainConfig) -> None:
+    spec, policy = get_algorithm(config.algo), config.async_span_policy
+    if "async_span_policy" in config.model_fields_set and not spec.asynchronous:
+        raise ValueError(
+            f"--async-span-policy has no meaning with the synchronous --algo {config.algo}; leave it out or give "
+            f"--algo async-{config.algo}"
+        )
+    if policy == "correct" and spec.ratio_level == "sequence":
+        raise ValueError(
+            f"--async-span-policy correct has no meaning with --algo {config.algo}, whose ratio is taken over all "
+            f"spans of a sample already; give keep or mask"
         )

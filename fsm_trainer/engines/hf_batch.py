@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fsm_trainer.algorithms.losses import Normalizers
+from fsm_trainer.algorithms.spans import span_ids
 from fsm_trainer.core.batch import TrainSequence
 from fsm_trainer.engines.hf_model import context_length
 
@@ -44,6 +45,8 @@ class MicroBatch:
     mask: Tensor
     advantages: Tensor
     """[rows]."""
+    spans: Tensor | None = None
+    """Number of each token's span, see `span_ids`; None where one version drew every sample."""
 
     def spread(self, values: Tensor) -> Tensor:
         """Put one value for each token in the loss [n] to its place in [rows, width], 0 elsewhere."""
@@ -113,8 +116,15 @@ def collate(sequences: Sequence[TrainSequence], pad: int, device: torch.device, 
         rollout_logprobs=logprobs,
         mask=mask.to(logprobs.dtype),
         advantages=torch.tensor([row.advantage for row in rows], dtype=logprobs.dtype, device=device),
+        spans=_spans(rows, width, device),
     )
 
 
-def _padded(values: tuple[int, ...] | tuple[float, ...], length: int, fill: float) -> list[float]:
+def _spans(rows: Sequence[TrainSequence], width: int, device: torch.device) -> Tensor | None:
+    if not any(row.version_spans for row in rows):
+        return None
+    return torch.tensor([_padded(span_ids(row), width, 0) for row in rows], device=device)
+
+
+def _padded(values: Sequence[int] | Sequence[float], length: int, fill: float) -> list[float]:
     return [*values, *[fill] * (length - len(values))]

@@ -60,6 +60,7 @@ def backward(
             advantages=batch.advantages,
             entropy=entropy,
             reference_logprobs=reference_logprobs,
+            spans=batch.spans,
         )
         output = loss(inputs, totals, objective)
         output.loss.backward()  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ from fsm_trainer.algorithms.losses import LossFn, Normalizers, policy_loss
 from fsm_trainer.algorithms.materialize import has_policy_gradient
 from fsm_trainer.algorithms.microbatch import plan_by_rows, plan_by_tokens
 from fsm_trainer.algorithms.objective import Objective
+from fsm_trainer.algorithms.spans import in_loss
 from fsm_trainer.core.batch import TrainSequence
 from fsm_trainer.engines.base import Scores, Snapshot, TrainResult
 from fsm_trainer.engines.hf_batch import check_sequences, input_length, normalizers
@@ -143,6 +144,7 @@ class HFTrainEngine:
         config, policy = self._ready_model().config, self._policy
         set_threads(self._threads)
         check_sequences(config, sequences)
+        sequences = in_loss(sequences, self._objective)
         parts = self._plan(sequences, packed=policy.packed)
         totals = normalizers(sequences)
         lr = self._schedule.at(self._steps)

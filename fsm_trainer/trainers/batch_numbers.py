@@ -54,9 +54,11 @@ def _lengths(work: BatchWork) -> Rates:
     assert work.train_batch is not None
     sequences = work.train_batch.train_sequences
     count = float(len(sequences))
+    completion_tokens = float(sum(len(s.tokens) - s.prompt_len for s in sequences))
     rates = {
         "prompt_tokens_mean": (float(sum(s.prompt_len for s in sequences)), count),
-        "completion_tokens_mean": (float(sum(len(s.tokens) - s.prompt_len for s in sequences)), count),
+        "completion_tokens_mean": (completion_tokens, count),
+        "span_old_fraction": (float(sum(s.old_tokens for s in sequences)), completion_tokens),
     }
     if work.rollout is not None:
         reasons = [sample.finish_reason for group in work.rollout.groups for sample in group]

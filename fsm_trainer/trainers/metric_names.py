@@ -47,6 +47,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("completion_tokens_min", "shortest completion in the loss, tokens"),
     Metric("completion_tokens_max", "longest completion in the loss, tokens"),
     Metric("completion_truncated_fraction", "samples cut off at --max-new-tokens", "such samples", "samples"),
+    Metric(
+        "span_old_fraction",
+        "tokens drawn by an older version than their sample's newest",
+        "such tokens",
+        "completion tokens trained on",
+    ),
     Metric("loss", "loss of the optimiser batch", "loss", "steps"),
     Metric("grad_norm", "global gradient norm before clipping"),
     Metric("lr", "learning rate of the step"),
@@ -62,6 +68,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("clip_fraction_high", "ratios clipped above", "such ratios", _RATIOS),
     Metric("truncated_fraction", "tokens whose correction weight was capped", "such tokens", _TOKENS),
     Metric("masked_fraction", "tokens that the correction left out", "such tokens", _TOKENS),
+    Metric("span_truncated_fraction", "tokens whose old span's weight was capped", "such tokens", _TOKENS),
     Metric(
         "effective_sample_size",
         "(sum w)^2 / sum w^2 of the importance weights, as a share",

@@ -8,6 +8,8 @@ import math
 import numpy as np
 
 LENGTHS = (3, 7, 1, 5, 0, 2, 7)
+SPANS = ((1, 1, 0), (1, 1, 1, 2, 2, 0, 0), (0,), (0,) * 5, (), (1, 0), (1, 1, 2, 3, 3, 3, 0))
+"""Number of each token's old span, 0 for those of the sample's newest version."""
 CAP, BAND, LENGTH = 1.3, {"token-mask": (0.8, 1.4), "sequence-mask": (0.9, 1.15)}, 9
 
 
@@ -24,6 +26,7 @@ class Batch:
         self.reference = self.logprobs + 0.5 * rng.normal(size=shape)
         self.entropy = rng.exponential(size=shape)
         self.advantages = rng.normal(size=shape[0])
+        self.spans = np.array([[*ids, *[0] * (shape[1] - len(ids))] for ids in SPANS])
 
 
 def correction(kind, rho):
@@ -42,6 +45,19 @@ def correction(kind, rho):
         inside = low <= math.prod(rho) ** (1 / len(rho)) <= high
         return [x * inside for x in rho], [not inside] * len(rho)
     return list(rho) if kind == "decoupled" else [1.0] * len(rho), [False] * len(rho)
+
+
+def by_span(kind, rho, ids):
+    """The same where old spans have one weight each, and which tokens' spans are capped."""
+    weights, changed, capped = [0.0] * len(rho), [False] * len(rho), [False] * len(rho)
+    for span in set(ids):
+        places = [t for t in range(len(rho)) if ids[t] == span]
+        inside = [rho[t] for t in places]
+        mean = math.prod(inside) ** (1 / len(inside))
+        w, touched = correction(kind, inside) if span == 0 else ([min(mean, CAP)] * len(inside), [False] * len(inside))
+        for at, t in enumerate(places):
+            weights[t], changed[t], capped[t] = w[at], touched[at], span > 0 and mean > CAP
+    return weights, changed, capped
 
 
 def kl(estimator, current, reference):
@@ -80,12 +96,15 @@ class Reference:
         self.gradient = np.zeros_like(batch.logprobs)
         self.entropy_gradient = -o.entropy_coef / tokens * batch.mask
         ratios, lows, highs, weights, changed, drifts, kls, entropies = [], [], [], [], [], [], [], []
+        spans_capped, used = [], []
         for row, n in enumerate(LENGTHS):
             current, rollout = batch.logprobs[row, :n], batch.rollout[row, :n]
-            base = rollout if o.correction == "none" else batch.proximal[row, :n]
+            ids = SPANS[row] if o.span_policy == "correct" else (0,) * n
+            near = [o.correction != "none" or span > 0 for span in ids]
+            base = np.where(near, batch.proximal[row, :n], rollout) if n else rollout
             advantage = batch.advantages[row]
-            w, touched = correction(o.correction, list(np.exp(base - rollout)) if n else [])
-            weights, changed = weights + w, changed + touched
+            w, touched, capped = by_span(o.correction, list(np.exp(base - rollout)), ids)
+            weights, changed, spans_capped = weights + w, changed + touched, spans_capped + capped
             by_sequence = o.ratio_level == "sequence"
             if by_sequence and n:
                 ratios.append(math.prod(np.exp(current - rollout)) ** (1 / n))
@@ -95,6 +114,7 @@ class Reference:
                     ratio = math.prod(np.exp(current - base)) ** (1 / n)
                 else:
                     ratios.append(math.exp(current[t] - rollout[t]))
+                    used.append(w[t] if near[t] else ratios[-1])
                 value, slope, low, high = surrogate(o.surrogate, ratio, advantage, o.clip_low, o.clip_high)
                 part = share(o.aggregation, n) * w[t]
                 if slope is None:
@@ -117,7 +137,8 @@ class Reference:
                 drifts.append(drift - 1 - math.log(drift))
                 entropies.append(batch.entropy[row, t])
         self.loss -= o.entropy_coef * sum(entropies) / tokens
-        used = ratios if o.correction == "none" else weights
+        if o.correction != "none" or o.ratio_level == "sequence":
+            used = ratios if o.correction == "none" else weights
         units = sequences if o.ratio_level == "sequence" else tokens
         self.metrics = {
             "loss": self.loss,
@@ -135,3 +156,5 @@ class Reference:
         if o.correction != "none":
             name = "truncated_fraction" if "truncate" in o.correction else "masked_fraction"
             self.metrics[name] = sum(changed) / tokens
+        if o.span_policy == "correct":
+            self.metrics["span_truncated_fraction"] = sum(spans_capped) / tokens

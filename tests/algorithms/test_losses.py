@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,10 +41,15 @@ ALL = [
     objective(*pieces)
     for pieces in itertools.product(["token", "sequence"], ["clip", "cispo"], AGGREGATIONS, CORRECTIONS)
 ]
+BY_SPAN = [
+    objective("token", *pieces, span_policy="correct")
+    for pieces in itertools.product(["clip", "cispo"], AGGREGATIONS, CORRECTIONS)
+]
+ALL += BY_SPAN
 
 
 def name(o):
-    return f"{o.ratio_level}-{o.surrogate}-{o.aggregation}-{o.correction}"
+    return f"{o.ratio_level}-{o.surrogate}-{o.aggregation}-{o.correction}" + "-by-span" * (o.span_policy == "correct")
 
 
 def run(batch, o, rows=slice(None), *, leaves=None, proximal=True, dtype=torch.float64):
@@ -60,14 +66,15 @@ def run(batch, o, rows=slice(None), *, leaves=None, proximal=True, dtype=torch.f
         advantages=tensor(batch.advantages),
         entropy=entropy[rows],
         reference_logprobs=tensor(batch.reference) if o.needs_reference else None,
-        proximal_logprobs=tensor(batch.proximal) if proximal and o.needs_proximal else None,
+        proximal_logprobs=tensor(batch.proximal) if proximal and (o.needs_proximal or o in BY_SPAN) else None,
+        spans=torch.tensor(batch.spans[rows]),
     )
     return policy_loss(inputs, TOTALS, o), logprobs, entropy
 
 
 @pytest.mark.parametrize("o", ALL, ids=name)
 def test_loss_gradient_and_metrics_match_the_formulas(o):
-    batch = Batch()
+    batch = Batch(shift=0.6)
     output, logprobs, entropy = run(batch, o)
     output.loss.backward()
     expected = Reference(batch, o)
@@ -81,6 +88,8 @@ def test_loss_gradient_and_metrics_match_the_formulas(o):
     else:
         share = expected.metrics.get("truncated_fraction", expected.metrics.get("masked_fraction"))
         assert 0 < share < 1, "the correction must touch some tokens and not others"
+    if o in BY_SPAN:
+        assert 0 < expected.metrics["span_truncated_fraction"] < 1, "and so must the cap of the spans"
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -128,7 +137,7 @@ def test_padding_of_another_width_changes_nothing():
     """A micro-batch is as wide as its longest row; the same row in a wider one gives the same."""
     for o in ALL:
         narrow, wide = Batch(), Batch()
-        for field in ("mask", "logprobs", "rollout", "proximal", "reference", "entropy"):
+        for field in ("mask", "logprobs", "rollout", "proximal", "reference", "entropy", "spans"):
             setattr(wide, field, np.pad(getattr(wide, field), ((0, 0), (0, 4))))
         first, second = run(narrow, o)[0], run(wide, o)[0]
         assert first.loss.item() == pytest.approx(second.loss.item(), rel=1e-13)
@@ -207,15 +216,48 @@ def test_clipping_takes_the_gradient_away_on_one_side_only():
 @pytest.mark.parametrize("o", [o for o in ALL if o.aggregation == "token-mean"], ids=name)
 def test_an_overflowing_ratio_without_advantage_is_no_nan(o):
     logprobs = torch.tensor([[-0.1, -0.2]], requires_grad=True)
+    spans = torch.tensor([[1, 0]])
     far = torch.full((1, 2), -500.0)
     inputs = LossInputs(
-        logprobs, far, torch.ones(1, 2), torch.zeros(1), torch.zeros(1, 2), logprobs.detach(), logprobs.detach()
+        logprobs, far, torch.ones(1, 2), torch.zeros(1), torch.zeros(1, 2), logprobs.detach(), logprobs.detach(), spans
     )
     output = policy_loss(inputs, Normalizers(2, 1), o)
     output.loss.backward()
     assert float(output.loss.detach()) == 0.0
     assert torch.isfinite(logprobs.grad).all()
     assert all(math.isfinite(value) for value in merge([output]).as_floats().values())
+
+
+@pytest.mark.parametrize("o", BY_SPAN, ids=name)
+def test_samples_of_one_version_have_the_same_step_under_every_span_policy(o):
+    batch = Batch()
+    batch.spans[:] = 0
+    outputs = []
+    for policy in ("keep", "mask", "correct"):
+        output, logprobs, _ = run(batch, replace(o, span_policy=policy), proximal=o.needs_proximal)
+        output.loss.backward()
+        outputs.append((output.loss.item(), logprobs.grad))
+    kept = outputs[0]
+    for loss, gradient in outputs[1:]:
+        assert loss == kept[0]
+        torch.testing.assert_close(gradient, kept[1], rtol=0, atol=0)
+
+
+def test_one_old_span_by_hand():
+    """Ratios 2 and 4.5 to the rollout have the geometric mean 3; under a cap of 2 both tokens weigh 2, the last 1."""
+    logprobs = torch.tensor([[-1.0, -1.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    rollout = logprobs.detach() - torch.log(torch.tensor([[2.0, 4.5, 1.1]], dtype=torch.float64))
+    ones = torch.ones(1, 3, dtype=torch.float64)
+    for cap, weight in ((10.0, 3.0), (2.0, 2.0)):
+        logprobs.grad = None
+        spans = torch.tensor([[1, 1, 0]])
+        inputs = LossInputs(logprobs, rollout, ones, ones[:, 0], 0 * ones, spans=spans)
+        o = Objective(correction_cap=cap, span_policy="correct", aggregation="sequence-mean")
+        output = policy_loss(inputs, Normalizers(3, 1), o)
+        output.loss.backward()
+        # The newest token keeps the clipped ratio: 1.1 is inside, so its gradient is its own ratio's.
+        np.testing.assert_allclose(logprobs.grad, [[-weight / 3, -weight / 3, -1.1 / 3]], rtol=1e-12)
+        assert merge([output]).rates["span_truncated_fraction"] == (2.0 * (weight < 3), 3.0)
 
 
 def test_a_kl_term_without_reference_logprobs_is_a_bug():

@@ -17,6 +17,11 @@ from fsm_trainer.algorithms.objective import CORRECTIONS, Objective
         ({"aggregation": "mean"}, "aggregation is 'mean', expected one of token-mean, sequence-mean, constant"),
         ({"kl_estimator": "k4"}, "kl_estimator is 'k4', expected one of k1, k2, k3"),
         ({"correction": "tis"}, "correction is 'tis', expected one of none, token-truncate, sequence-truncate"),
+        ({"span_policy": "drop"}, "span_policy is 'drop', expected one of keep, mask, correct"),
+        (
+            {"span_policy": "correct", "ratio_level": "sequence"},
+            "span_policy is 'correct', expected 'keep' or 'mask' with the sequence ratio",
+        ),
         ({"clip_low": 0.0}, "clip_low is 0.0, expected a positive number"),
         ({"clip_high": math.inf}, "clip_high is inf, expected a positive number"),
         ({"clip_high": math.nan}, "clip_high is nan, expected a positive number"),

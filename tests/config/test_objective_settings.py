@@ -85,6 +85,9 @@ def test_every_piece_has_a_setting() -> None:
     capped = make_objective(build(offpolicy_correction="sequence-truncate", correction_cap=3))
     assert (capped.correction, capped.correction_cap) == ("sequence-truncate", 3.0)
     assert build(algo="dapo", dynamic_sampling="false").prompts_per_batch == 5
+    mixed = make_objective(build(algo="async-grpo", async_span_policy="correct", correction_cap=3))
+    assert (mixed.correction, mixed.span_policy, mixed.correction_cap) == ("none", "correct", 3.0)
+    assert make_objective(build(algo="async-gspo", async_span_policy="mask")).span_policy == "mask"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,15 @@ def test_every_piece_has_a_setting() -> None:
         ({"reference_refresh_steps": 5}, "--reference-refresh-steps 5 has no meaning without --kl-coef"),
         ({"correction_band": "0.5,2"}, "--correction-band 0.5,2 has no meaning with --offpolicy-correction none"),
         ({"correction_cap": 2}, "--correction-cap 2 has no meaning with --offpolicy-correction none"),
+        ({"async_span_policy": "keep"}, "--async-span-policy has no meaning with the synchronous --algo grpo"),
+        (
+            {"algo": "async-gspo", "async_span_policy": "correct"},
+            "--async-span-policy correct has no meaning with --algo async-gspo",
+        ),
+        (
+            {"algo": "async-grpo", "async_span_policy": "mask", "correction_cap": 3},
+            "--correction-cap 3 has no meaning with --offpolicy-correction none",
+        ),
         ({"correction_band": "2,3"}, "--correction-band is 2,3, expected LOW,HIGH with 0 <= LOW < 1 < HIGH"),
         ({"correction_band": "0.5"}, "--correction-band is 0.5, expected LOW,HIGH"),
         ({"correction_band": "a,b"}, "--correction-band is a,b, expected LOW,HIGH"),

@@ -1,5 +1,7 @@
 """Micro-batches as tensors."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import GPT2Config, MambaConfig
@@ -26,6 +28,15 @@ def test_padded_by_hand():
     torch.testing.assert_close(batch.rollout_logprobs, torch.tensor([[-0.3, -0.4, 0.0], [-0.1, -0.2, -0.3]]))
     assert batch.advantages.tolist() == [0.5, -1.0]
     assert batch.spread(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [[1, 2, 0], [3, 0, 4]]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_tokens_know_their_span_where_versions_are_mixed(packed):
+    assert collate(ROWS, 99, CPU, packed=packed).spans is None
+    mixed = [replace(ROWS[0], version_spans=((3, 1), (4, 1))), ROWS[1], ROWS[2]]
+    assert collate(mixed, 99, CPU, packed=packed).spans.tolist() == [[1, 0, 0], [0, 0, 0]]
+    mixed[2] = replace(ROWS[2], version_spans=((1, 1), (3, 1), (4, 1)))
+    assert collate(mixed, 99, CPU, packed=packed).spans.tolist() == [[1, 0, 0], [1, 2, 0]]
 
 
 def test_packed_by_hand():

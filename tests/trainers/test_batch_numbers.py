@@ -48,6 +48,20 @@ def test_rates_of_what_was_generated_here() -> None:
     assert batch_values(made, rates)["rescore_gap_max"] == 0.25
 
 
+def test_old_tokens_of_samples_of_mixed_versions() -> None:
+    made = work()
+    assert made.train_batch is not None
+    assert batch_rates(made)["span_old_fraction"] == (0.0, 8.0)
+    first, second, long = made.train_batch.train_sequences
+    mixed = (
+        replace(first, version_spans=((3, 1), (4, 1))),
+        second,
+        replace(long, version_spans=((2, 1), (3, 1), (4, 2))),
+    )
+    batch = replace(made.train_batch, train_sequences=mixed)
+    assert batch_rates(work(train_batch=batch))["span_old_fraction"] == (3.0, 8.0)
+
+
 def test_values() -> None:
     made = work()
     values = batch_values(made, batch_rates(made))

@@ -62,6 +62,7 @@ def test_a_real_run_leaves_every_metric(make_config: Make) -> None:
     assert {"reward/varied_reward", "reward/second_reward"} <= names
     # Those that only other settings give, or only a GPU.
     lacking = {"reward/NAME", "masked_fraction", "overlong_penalty_mean", "overlong_fraction", "mfu"}
+    lacking |= {"span_truncated_fraction"}
     assert set(BY_NAME) - names == lacking
     of_steps = [row for row in first if row.train_version is not None]
     assert {row.staleness for row in of_steps} == {0, 1}
@@ -74,8 +75,13 @@ def test_a_real_run_leaves_every_metric(make_config: Make) -> None:
 
 def test_other_settings_leave_the_rest(make_config: Make) -> None:
     rows = metric_rows(
-        make_config, offpolicy_correction="token-mask", overlong_buffer_tokens=2, max_steps=2, sync_probe_prompts=0
+        make_config,
+        offpolicy_correction="token-mask",
+        async_span_policy="correct",
+        overlong_buffer_tokens=2,
+        max_steps=2,
+        sync_probe_prompts=0,
     )
     names = {str(row.reason) for row in rows}
-    assert {"masked_fraction", "overlong_penalty_mean", "overlong_fraction"} <= names
+    assert {"masked_fraction", "span_truncated_fraction", "overlong_penalty_mean", "overlong_fraction"} <= names
     assert names.isdisjoint({"probe_gap", "kl", "truncated_fraction"})
