@@ -84,6 +84,8 @@ class HFRolloutEngine:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 parameters[name].copy_(tensor)
+        if (device := self._ready_model().device).type == "cuda":
+            torch.cuda.synchronize(device)  # the tensors are the publisher's, who may use them again after this
         self._version = snapshot.version
         return Loaded(snapshot.version, snapshot.nbytes, transfer_s=time.perf_counter() - begin)
 
