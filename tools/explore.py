@@ -12,10 +12,15 @@ from collections import Counter
 from collections.abc import Iterable
 
 from fsm_trainer.simulate.explore import Case, Found, explore
-from fsm_trainer.simulate.explore_plan import full_plan, refresh_cases, small_plan
+from fsm_trainer.simulate.explore_plan import full_plan, inflight, refresh_cases, small_plan
 from fsm_trainer.simulate.explore_report import as_test, config_text, schedule_text
 
-PLANS = {"small": small_plan, "full": full_plan, "refresh": refresh_cases}
+PLANS = {
+    "small": small_plan,
+    "full": full_plan,
+    "refresh": refresh_cases,
+    "inflight": lambda: inflight((1, 2), range(4), range(1, 4)),
+}
 
 
 def search_all(cases: Iterable[Case], every_s: float) -> int:

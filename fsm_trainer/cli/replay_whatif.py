@@ -23,6 +23,7 @@ _AXES = {
     "max_staleness": ("--async-max-staleness", "steps a batch's weights may lag"),
     "workers": ("--async-rollout-workers", "rollout workers"),
     "sync_interval": ("--async-sync-interval-steps", "steps between weight syncs"),
+    "sync_mode": ("--async-sync-mode", "drain, inflight"),
     "engines": ("--rollout-engines", "rollout engines, each on devices of its own"),
 }
 _SCALES = {
@@ -76,7 +77,7 @@ def _given(args: argparse.Namespace, option: str) -> str | None:
 
 def _values(name: str, text: str) -> list[int | str]:
     parts = [part.strip() for part in text.split(",")]
-    if name == "admission":
+    if name in ("admission", "sync_mode"):
         return [*parts]
     for part in parts:
         if not part.isdecimal() or len(part) > 9:
@@ -125,10 +126,10 @@ def _flags(best: Prediction, found: WhatIf, run_config: dict[str, Any]) -> str:
     from fsm_trainer.simulate.settings import async_algo
 
     if not found.recorded.without_lead:
-        return best.setting.flags()
+        return best.setting.flags(found.recorded)
     if _is_recorded(best, found):
         return f"--algo {run_config.get('algo', '...')}"
-    return f"{async_algo(run_config)} {best.setting.flags()}"
+    return f"{async_algo(run_config)} {best.setting.flags(found.recorded)}"
 
 
 def _is_recorded(p: Prediction, found: WhatIf) -> bool:
@@ -176,7 +177,9 @@ def _words(s: Setting) -> str:
     if s.synchronous and s.queue_size == 1:
         return "synchronous, one thing after the other"
     workers = f"{s.workers} worker{'s' * (s.workers > 1)} on {s.engines} engine{'s' * (s.engines > 1)}"
-    return f"{s.admission}, queue {s.queue_size}, staleness {s.max_staleness}, {workers}, sync every {s.sync_interval}"
+    mode = ", in flight" if s.sync_mode == "inflight" else ""
+    sync = f"sync every {s.sync_interval}{mode}"
+    return f"{s.admission}, queue {s.queue_size}, staleness {s.max_staleness}, {workers}, {sync}"
 
 
 _HEAD = "admission queue stale workers engines sync    wall s   change   step s  trainer  rollout   staleness   drops"
@@ -212,7 +215,8 @@ def _setting(s: Setting) -> str:
 
 
 def _row(p: Prediction, found: WhatIf) -> str:
-    marks = ["synchronous"] * p.setting.synchronous + ["as recorded"] * _is_recorded(p, found)
+    marks = ["in flight"] * (p.setting.sync_mode == "inflight")
+    marks += ["synchronous"] * p.setting.synchronous + ["as recorded"] * _is_recorded(p, found)
     mark = f"  {', '.join(marks)}" if marks else ""
     return (
         f"{_setting(p.setting)} {p.wall_s:>9.2f} {_change(p, found):>8} {p.step_s:>8.3f} {_percent(p.trainer_idle):>8} "

@@ -82,3 +82,9 @@ class AsyncTrainBatch:
     materialize_time_s: float
     created_at_s: float
     """Seconds of the run's monotonic clock when the batch was materialised."""
+
+    @property
+    def rollout_versions(self) -> frozenset[int]:
+        """Every policy version that is known to have drawn some of its tokens."""
+        spans = (version for sequence in self.train_sequences for version, _ in sequence.version_spans)
+        return frozenset((self.rollout_policy_version, *spans))

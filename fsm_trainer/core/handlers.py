@@ -141,11 +141,15 @@ def _stamp_problem(rec: Recorder, event: Input, batch: Batch) -> str | None:
         if first is not None and 0 <= first <= rec.state.train_version:
             return None
         return f"batch {batch.id} claims rollout version {first}, but train_version is {rec.state.train_version}"
-    if first == batch.version and last == batch.version:
+    # In drain mode nothing is loaded while it generates, so the newest is the version it was started with.
+    newest = rec.state.newest_on(rec.state.engines[batch.engine])
+    assert batch.version is not None
+    if first is not None and last is not None and batch.version <= first <= last <= newest:
         return None
+    loaded = f"version {newest} was" if newest == batch.version else f"versions {batch.version} to {newest} were"
     return (
         f"engine-{batch.engine} reports rollout versions {first} to {last} for batch {batch.id}, "
-        f"but version {batch.version} was loaded: its weights are unknown"
+        f"but {loaded} loaded: its weights are unknown"
     )
 
 

@@ -90,12 +90,17 @@ def check_state(state: State) -> None:
 
 
 def _check_engine(state: State, engine: Engine) -> None:
-    """A due sync closes the gate at once, and a drained engine loads at once."""
+    """A due sync closes the gate at once, and a drained engine loads at once; in flight, any that serves does."""
     if not state.may_generate_more() or state.config.admission == "lockstep":
         return
     due = state.newest_publication if state.exporting is None else state.exporting
-    closed = engine.machine.state is not EngineState.OPEN
-    hold(closed or due <= engine.publication, "a due sync closes the gate", engine)
+    opened = engine.machine.state is EngineState.OPEN
+    if state.config.sync_mode == "inflight":
+        waits = opened and state.exporting is None and engine.publication < state.newest_publication
+        hold(not waits, "an in-flight engine loads what is published", engine)
+        hold(engine.machine.state is not EngineState.DRAINING, "an in-flight engine never drains", engine)
+        return
+    hold(not opened or due <= engine.publication, "a due sync closes the gate", engine)
     idle = engine.machine.state is EngineState.DRAINING and not engine.generating
     hold(not (idle and state.exporting is None), "a drained engine loads what is published", engine)
 

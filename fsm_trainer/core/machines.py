@@ -137,6 +137,7 @@ ENGINE_EDGES: tuple[Edge, ...] = (
     Edge("load", _E.STARTING, _E.LOADING, "the engine is up and loads its first snapshot"),
     Edge("drain", _E.OPEN, _E.DRAINING, "a sync is due: no new generation is admitted"),
     Edge("load", _E.DRAINING, _E.LOADING, "its own work has drained and a snapshot is there"),
+    Edge("load", _E.OPEN, _E.LOADING, "in-flight sync: what it generates is paused and goes on with the new weights"),
     Edge("reopen", _E.DRAINING, _E.OPEN, "the snapshot is an alias of the weights it serves"),
     Edge("open", _E.LOADING, _E.OPEN, "the announced version is loaded"),
     *_each(

@@ -34,10 +34,12 @@ class Monitor:
         self.queue: list[int] = []
         self.train_version = config.first_version
         self.rollout_versions: dict[int, int] = {}
-        self.generating: dict[int, int] = {}
-        """Engine -> generations in flight."""
+        self.generating: dict[int, set[int]] = {}
+        """Engine -> batches that it generates."""
         self.announced: dict[int, int] = {}
         self.batch_version: dict[int, int] = {}
+        self.started_with: dict[int, int] = {}
+        """Version that the command to generate a batch names."""
         self.consumed = list(range(config.first_batch))
         self.ended: dict[str, str] = {}
         self.batches = config.first_batch
@@ -128,14 +130,26 @@ class Monitor:
             reasons = r.dest != "dropped" or r.reason in ("stale", "degenerate", "no_step")
             hold(reasons, "a drop has its reason", r)
         if r.trigger == "generated":
-            stamp = self.batch_version.get(r.batch_id)
-            hold(r.rollout_version_first == stamp, "the batch's stamp is what the engine reports", r)
+            self._see_stamp(r)
         elif r.trigger == "rewarded":
             self.finished.add(r.batch_id)
         elif r.dest in ("failed", "cancelled"):
             self.finished.discard(r.batch_id)
         if r.dest in ("training", "dropped") and r.source != "training":
             self._see_consumption(r)
+
+    def _see_stamp(self, r: Record) -> None:
+        """Drain mode: the version that the command named. In flight: from that on, up to what is loaded by now."""
+        assert r.batch_id is not None and r.engine is not None
+        first, last = r.rollout_version_first, r.rollout_version_last
+        hold(first == self.batch_version.get(r.batch_id), "the batch's stamp is what the engine reports", r)
+        if self.config.external_rollouts:
+            return
+        assert first is not None and last is not None
+        low = high = self.started_with[r.batch_id]
+        if self.config.sync_mode == "inflight":
+            high = self.loading.get(r.engine, self.rollout_versions[r.engine])
+        hold(low <= first <= last <= high, "the engine had the versions that a batch is stamped with", r)
 
     def _see_consumption(self, r: Record) -> None:
         """Staleness within the bound, no needless drop, and the order the admission promised."""
@@ -183,11 +197,12 @@ class Monitor:
             assert r.engine is not None and r.batch_id is not None and r.train_version is not None
             hold(self.states.get(f"engine-{r.engine}") == "open", "no generation starts at a closed gate", r)
             hold(r.train_version == self.rollout_versions[r.engine], "a generation uses what its engine serves", r)
-            self.generating[r.engine] = self.generating.get(r.engine, 0) + 1
-            self.batch_version[r.batch_id] = r.train_version
+            self.generating.setdefault(r.engine, set()).add(r.batch_id)
+            self.batch_version[r.batch_id] = self.started_with[r.batch_id] = r.train_version
         elif kind is CommandKind.LOAD_WEIGHTS:
             assert r.engine is not None and r.train_version is not None
-            hold(not self.generating.get(r.engine), "no weights are loaded while the engine generates", r)
+            idle = self.config.sync_mode == "inflight" or not self.generating.get(r.engine)
+            hold(idle, "no weights are loaded while the engine generates", r)
             hold(self.announced.pop(r.engine, None) == r.train_version, "a load is announced", r)
             self.loading[r.engine] = r.train_version
 
@@ -231,7 +246,7 @@ class Monitor:
     def _see_completion(self, kind: InputKind, r: Record, command: CommandKind, row: Record) -> None:
         if command is CommandKind.GENERATE:
             assert row.engine is not None and row.batch_id is not None
-            self.generating[row.engine] -= 1
+            self.generating[row.engine].discard(row.batch_id)
             if kind is InputKind.GENERATED and r.rollout_version_first is not None:
                 self.batch_version[row.batch_id] = r.rollout_version_first
         elif kind is InputKind.TRAINED and r.reason != "no_step":

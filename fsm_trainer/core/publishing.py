@@ -43,26 +43,33 @@ def first_publication(rec: Recorder, admission: Admission) -> bool:
 
 
 def sync_engines(rec: Recorder, admission: Admission) -> bool:
-    """Close the gate of an engine for which a sync is due, and start its load once its own work has drained."""
+    """Close the gate of an engine for which a sync is due, and start its load once its own work has drained.
+
+    In-flight sync closes it for the load alone, which begins as soon as there is something newer to load.
+    """
     if rec.state.run.state is RunState.STOPPING:
         return False
     return any(_sync_engine(rec, admission, engine) for engine in rec.state.engines if engine.machine.state in _SYNCING)
 
 
 def _sync_engine(rec: Recorder, admission: Admission, engine: Engine) -> bool:
-    if engine.machine.state is EngineState.OPEN and admission.gate_closes(engine):
-        if not _wanted(rec):
-            return False
-        rec.fire(engine.machine, "drain", engine=engine.index)
-        return True
-    draining = engine.machine.state is EngineState.DRAINING
-    starting = engine.machine.state is EngineState.STARTING and engine.up
-    if not (draining or starting) or engine.generating:
+    inflight = rec.state.config.inflight
+    if engine.machine.state is EngineState.OPEN and not inflight:
+        return _close_gate(rec, admission, engine)
+    starting = engine.machine.state is EngineState.STARTING
+    if (starting and not engine.up) or (engine.generating and not inflight):
         return False
     target = admission.target(engine)
     if target is None or not _wanted(rec):
         return False
     _begin_load(rec, engine, target)
+    return True
+
+
+def _close_gate(rec: Recorder, admission: Admission, engine: Engine) -> bool:
+    if not admission.gate_closes(engine) or not _wanted(rec):
+        return False
+    rec.fire(engine.machine, "drain", engine=engine.index)
     return True
 
 

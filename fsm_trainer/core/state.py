@@ -183,6 +183,11 @@ class State:
         """Whether an operation of this machine is in flight."""
         return any(op.owner is machine for op in self.ops.values())
 
+    def newest_on(self, engine: Engine) -> int:
+        """Newest version the engine may serve: a load in flight may be done before its completion is taken in."""
+        loading = [op.version for op in self.ops.values() if op.owner is engine.machine and op.version is not None]
+        return max([engine.version, *loading])
+
     def idle_workers(self) -> list[Worker]:
         """Workers that could be admitted, best first: least loaded engine, newest weights, lowest index."""
         load = [0] * len(self.engines)

@@ -14,7 +14,17 @@ from fsm_trainer.core.state import State
 
 _ACCOUNT = {
     *("config", "seq", "t_ns", "states", "commands", "queue", "train_version", "rollout_versions", "generating"),
-    *("announced", "batch_version", "consumed", "ended", "batches", "finished", "prompts_loaded", "loading"),
+    *(
+        "announced",
+        "batch_version",
+        "started_with",
+        "consumed",
+        "ended",
+        "batches",
+        "finished",
+        "prompts_loaded",
+        "loading",
+    ),
     *("steps_reported", "given_up", "unmatched", "matched", "over", "_checks"),
 }
 
@@ -56,7 +66,9 @@ def _rebuild_operations(monitor: Monitor, s: State) -> None:
         monitor.commands[op.seq] = (op.kind, row)
         if op.aborted:
             monitor.given_up.add(op.seq)
-        if op.kind is CommandKind.GENERATE and op.engine is not None:
-            monitor.generating[op.engine] = monitor.generating.get(op.engine, 0) + 1
+        if op.kind is CommandKind.GENERATE:
+            assert op.engine is not None and op.batch_id is not None and op.version is not None
+            monitor.generating.setdefault(op.engine, set()).add(op.batch_id)
+            monitor.started_with[op.batch_id] = op.version
         if op.kind is CommandKind.LOAD_WEIGHTS and op.engine is not None and op.version is not None:
             monitor.loading[op.engine] = op.version

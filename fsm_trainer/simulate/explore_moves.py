@@ -29,12 +29,17 @@ class World:
 
 
 class Move(NamedTuple):
-    """One thing that happens; `kind`, `batch_id` and `engine` name the operation it happens to."""
+    """One thing that happens; `kind`, `batch_id` and `engine` name the operation it happens to.
+
+    With in-flight sync the end of a generation says which versions it was made with: `first` and `last`.
+    """
 
     action: str
     kind: CommandKind | None = None
     batch_id: int | None = None
     engine: int | None = None
+    first: int | None = None
+    last: int | None = None
 
 
 FAULTY_VERSIONS = (CommandKind.GENERATE, CommandKind.LOAD_WEIGHTS, CommandKind.TRAIN)
@@ -54,7 +59,7 @@ def moves(state: State, *, faults: int, stops: int) -> list[Move]:
     found = []
     for op in state.ops.values():
         name = (op.kind, op.batch_id, op.engine)
-        found.append(Move("complete", *name))
+        found.extend(Move("complete", *name, *stamp) for stamp in _stamps(state, op))
         if op.aborted:
             found.append(Move("aborted", *name))
     if state.stops < stops:
@@ -64,6 +69,18 @@ def moves(state: State, *, faults: int, stops: int) -> list[Move]:
     if faults:
         found.extend(_faults(state))
     return found
+
+
+def _stamps(state: State, op: Op) -> list[tuple[int, int] | tuple[()]]:
+    """Every pair of versions that a generation may be stamped with when it ends now; one without a name if all alike.
+
+    An engine may begin it, end it, and be through with a load in any order, whatever order it is told of them in.
+    """
+    if op.kind is not CommandKind.GENERATE or not state.config.inflight:
+        return [()]
+    assert op.version is not None and op.engine is not None
+    versions = range(op.version, state.newest_on(state.engines[op.engine]) + 1)
+    return [(first, last) for first in versions for last in versions if first <= last]
 
 
 def _faults(state: State) -> list[Move]:
@@ -94,17 +111,17 @@ def apply(scheduler: Scheduler, move: Move, world: World) -> _STEP:
     op = _find(scheduler.state, move) if move.kind is not None else None
     if move.action == "complete":
         assert op is not None
-        return scheduler.step(completion(op, world))
+        return scheduler.step(completion(op, world, move))
     return scheduler.step(_disturbance(scheduler, move, op))
 
 
 def _find(state: State, move: Move) -> Op:
-    found = [o for o in state.ops.values() if (o.kind, o.batch_id, o.engine) == move[1:]]
+    found = [o for o in state.ops.values() if (o.kind, o.batch_id, o.engine) == move[1:4]]
     assert len(found) == 1, (move, state.ops)
     return found[0]
 
 
-def completion(op: Op, world: World) -> Input:
+def completion(op: Op, world: World, move: Move) -> Input:
     """What a well-behaved outside answers."""
     seq, version = op.seq, op.version
     if op.kind is CommandKind.LOAD_PROMPTS:
@@ -112,9 +129,8 @@ def completion(op: Op, world: World) -> Input:
         there = world.prompts is None or op.batch_id < world.prompts
         return Input(InputKind.LOADED if there else InputKind.EXHAUSTED, op=seq)
     if op.kind is CommandKind.GENERATE:
-        return Input(
-            InputKind.GENERATED, op=seq, rollout_version_first=version, rollout_version_last=version, tokens=10
-        )
+        first, last = (version, version) if move.first is None else (move.first, move.last)
+        return Input(InputKind.GENERATED, op=seq, rollout_version_first=first, rollout_version_last=last, tokens=10)
     if op.kind is CommandKind.REWARD:
         return Input(InputKind.REWARDED, op=seq, reason="degenerate" if op.batch_id in world.degenerate else None)
     if op.kind is CommandKind.TRAIN:
@@ -141,16 +157,19 @@ def _disturbance(scheduler: Scheduler, move: Move, op: Op | None) -> Input:
         return Input(InputKind.ENGINE_DIED, engine=move.engine, message="killed")
     if move.action == "wrong_version":
         assert op is not None
-        return _wrong_version(op)
+        return _wrong_version(s, op)
     _make_late(s, move, op)
     return Input(InputKind.TICK)
 
 
-def _wrong_version(op: Op) -> Input:
+def _wrong_version(s: State, op: Op) -> Input:
     assert op.version is not None
     wrong = op.version + 2
     if op.kind is CommandKind.GENERATE:
-        return Input(InputKind.GENERATED, op=op.seq, rollout_version_first=wrong, rollout_version_last=wrong)
+        assert op.engine is not None
+        wrong = s.newest_on(s.engines[op.engine]) + 1
+        first = op.version if s.config.inflight else wrong
+        return Input(InputKind.GENERATED, op=op.seq, rollout_version_first=first, rollout_version_last=wrong)
     if op.kind is CommandKind.TRAIN:
         return Input(InputKind.TRAINED, op=op.seq, train_version=wrong)
     return Input(InputKind.WEIGHTS_LOADED, op=op.seq, rollout_version_last=wrong)

@@ -2,7 +2,8 @@
 
 Bounds: every admission, 1 to 3 workers on 1 or 2 engines, queue 1 to 3, staleness 0 to 3, sync interval 1 to 3,
 prefetch 0 and 1, up to 6 batches, worlds with exhausted prompts and batches without a step; undisturbed in all these
-combinations, and with one fault and two stop requests at any moment for fewer batches.
+combinations, and with one fault and two stop requests at any moment for fewer batches. In-flight sync for fewer still:
+a generation may then end with any pair of versions.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def full_plan() -> Iterator[Case]:
     yield from undisturbed(range(1, 4), range(4), range(1, 4), (0, 1))
     yield from disturbed((1,), (0, 1, 2), (1, 2), (0, 1))
     yield from resumed((1, 2), range(4), range(1, 4))
+    yield from inflight((1, 2), range(4), range(1, 4))
 
 
 def small_plan() -> Iterator[Case]:
@@ -47,6 +49,7 @@ def small_plan() -> Iterator[Case]:
         if index % 2 == 0:
             yield case
     yield from resumed((1,), (1, 2), (1, 2), crews=((2, 1),), steps=3)
+    yield from inflight((1,), (1, 2), (1,), crews=((2, 1),), steps=2)
 
 
 def _configs(
@@ -132,6 +135,25 @@ def resumed(
         first_batch = 3 + index // 2 % 2
         config = _config(values, first_batch=first_batch, first_version=3, max_steps=3 + many, save_interval=2)
         yield Case(config, World(no_step=frozenset({first_batch + 1 + index % 3})))
+
+
+def inflight(
+    queues: range | tuple[int, ...],
+    bounds: range | tuple[int, ...],
+    intervals: range | tuple[int, ...],
+    *,
+    crews: tuple[tuple[int, int], ...] = CREWS,
+    steps: int | None = None,
+) -> Iterator[Case]:
+    """Each configuration whose engines load while they generate, and the same with a fault and two stops."""
+    for index, values in enumerate(_configs(queues, bounds, intervals, (1,), crews)):
+        if values["admission"] == "lockstep":
+            continue
+        many = steps or _DISTURBED_STEPS[int(values["workers"])]
+        more = int(values["admission"] == "paced")
+        mode = {**values, "sync_mode": "inflight"}
+        yield Case(_config(mode, max_steps=many + more), World(no_step=frozenset({index % 3})))
+        yield Case(_config(mode, max_steps=many, save_interval=index % 2), faults=1, stops=2)
 
 
 def refresh_cases(steps: int = 5) -> Iterator[Case]:

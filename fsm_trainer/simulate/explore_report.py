@@ -92,7 +92,7 @@ def _move_text(move: Move) -> str:
     given = [repr(move.action)]
     if move.kind is not None:
         given.append(f"K.{move.kind.name}")
-    for name in ("batch_id", "engine"):
+    for name in ("batch_id", "engine", "first", "last"):
         value = getattr(move, name)
         if value is not None:
             given.append(f"{name}={value}")
@@ -106,6 +106,8 @@ def schedule_text(schedule: Sequence[Move]) -> str:
         what = move.action if move.kind is None else move.kind.value
         batch = "" if move.batch_id is None else f"({move.batch_id})"
         engine = "" if move.engine is None else f"@{move.engine}"
+        if move.first is not None:
+            engine += f":{move.first}-{move.last}"
         mark = "" if move.action == "complete" or move.kind is None else f"!{move.action}"
         words.append(f"{what}{batch}{engine}{mark}")
     return " ".join(words)

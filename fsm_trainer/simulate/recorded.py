@@ -95,8 +95,8 @@ def recorded(run: str | Path | EventLog | Iterable[Record]) -> Recorded:
     needed = pc.field("kind").isin(_NEEDED) | (pc.field("machine") == "run") | (pc.field("reason") == SCORING)
     # The first row is the run's beginning, and its kind is `input`.
     rows = list(records(log.table.filter(needed)))
-    # A host takes one call after the other; a simulated run, or one of fake operations, has no hosts.
-    serial = "rollout_host" in log.run_config
+    # A host takes one call after the other, but for vLLM's; a simulated run, or one of fake operations, has no hosts.
+    serial = "rollout_host" in log.run_config and log.run_config.get("rollout_engine") != "vllm"
     config = SchedulerConfig.from_dict(log.scheduler_config)
     # On a GPU most of a step goes on while the interpreter is busy elsewhere.
     shared = log.run_config.get("train_devices") == "cpu"
@@ -106,7 +106,7 @@ def recorded(run: str | Path | EventLog | Iterable[Record]) -> Recorded:
 def _recorded(
     rows: list[Record], source: str, *, serial_engines: bool = False, interpreter_shared: bool = False
 ) -> Recorded:
-    operations = _operations(rows, engine_lane_of if serial_engines else lane_of)
+    operations = _not_paused(_operations(rows, engine_lane_of if serial_engines else lane_of))
     held_up = _held_up(rows, operations) if interpreter_shared else None
     if held_up is not None:
         operations = _not_held_up(operations, held_up)
@@ -202,6 +202,22 @@ def _not_held_up(operations: list[_Operation], share: Measured) -> list[_Operati
     for op in operations:
         if op.command.kind is CommandKind.TRAIN:
             lost_s = stretches.lost_ns(op.began_ns, op.finished_ns) / _NS
+            op = op._replace(duration_s=max(0.0, op.duration_s - lost_s))
+        found.append(op)
+    return found
+
+
+def _not_paused(operations: list[_Operation]) -> list[_Operation]:
+    """The operations, generations less what their engine's loads of weights took of them (in-flight sync)."""
+    loads: dict[int | None, list[tuple[int, int, float]]] = {}
+    for op in operations:
+        if op.command.kind is CommandKind.LOAD_WEIGHTS:
+            loads.setdefault(op.command.engine, []).append((op.began_ns, op.finished_ns, 1.0))
+    pauses = {engine: Stretches(stretches) for engine, stretches in loads.items()}
+    found = []
+    for op in operations:
+        if op.command.kind is CommandKind.GENERATE and op.command.engine in pauses:
+            lost_s = pauses[op.command.engine].lost_ns(op.began_ns, op.finished_ns) / _NS
             op = op._replace(duration_s=max(0.0, op.duration_s - lost_s))
         found.append(op)
     return found

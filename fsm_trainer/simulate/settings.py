@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from fsm_trainer.core.config import ADMISSIONS, SchedulerConfig
+from fsm_trainer.core.config import ADMISSIONS, SYNC_MODES, SchedulerConfig
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Setting:
     workers: int = 1
     engines: int = 1
     sync_interval: int = 1
+    sync_mode: str = "drain"
 
     @classmethod
     def of(cls, config: SchedulerConfig) -> Setting:
@@ -40,9 +41,14 @@ class Setting:
         """Whether it is the setting of the algorithms without `async-`."""
         return self.synchronous and self.queue_size == 1
 
-    def flags(self) -> str:
-        """The flags of `fsm-train` that ask for it, besides the rollout devices, one group of them for each engine."""
-        return " ".join(f"{option} {getattr(self, name)}" for name, option in FLAGS.items() if name != "engines")
+    def flags(self, recorded: Setting | None = None) -> str:
+        """The flags of `fsm-train` that ask for it, besides the rollout devices, one group of them for each engine.
+
+        The mode of sync is said where it, or that of the `recorded` run, is not the usual one.
+        """
+        usual = self.sync_mode == (recorded or self).sync_mode == "drain"
+        unsaid = {"engines", "sync_mode"} if usual else {"engines"}
+        return " ".join(f"{option} {getattr(self, name)}" for name, option in FLAGS.items() if name not in unsaid)
 
 
 def devices_needed(setting: Setting, run_config: Mapping[str, Any]) -> int:
@@ -61,8 +67,11 @@ FLAGS = {
     "max_staleness": "--async-max-staleness",
     "workers": "--async-rollout-workers",
     "sync_interval": "--async-sync-interval-steps",
+    "sync_mode": "--async-sync-mode",
     "engines": "--rollout-engines",
 }
+_WORDS = {"admission": ADMISSIONS, "sync_mode": SYNC_MODES}
+"""Parts that have names for values."""
 """The flag for each part of a setting: those of `fsm-train`, where engines follow from `--rollout-devices`."""
 
 USUAL: dict[str, tuple[int | str, ...]] = {
@@ -92,9 +101,9 @@ def grid(base: Setting, axes: Mapping[str, Sequence[int | str]]) -> list[Setting
 
 
 def _check(name: str, value: int | str) -> None:
-    if name == "admission":
-        if value not in ADMISSIONS:
-            raise ValueError(f"{FLAGS[name]} is {value!r}, expected one of {', '.join(ADMISSIONS)}")
+    if name in _WORDS:
+        if value not in _WORDS[name]:
+            raise ValueError(f"{FLAGS[name]} is {value!r}, expected one of {', '.join(_WORDS[name])}")
         return
     low = 0 if name == "max_staleness" else 1
     if not isinstance(value, int) or not low <= value <= MOST:

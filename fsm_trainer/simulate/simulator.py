@@ -180,6 +180,7 @@ def _run(
         max_inputs=max_inputs,
         serial_engines=durations.serial_engines,
         held_up=durations.held_up,
+        inflight=config.inflight,
     )
     loop = EventLoop(scheduler, sink, world, world.dispatch, clock)
     outcome = loop.run()

@@ -82,8 +82,17 @@ def draw_case(seed: int) -> Case:
     config = draw_config(rng, raise_stale=severity == "fatal")
     batches = rng.choice((0, 1, 7, 12)) if config.max_steps is None else rng.choice((None, None, None, 4))
     plan = draw_faults(rng, config, severity)
-    case = Case(seed, _with_deadlines(config, severity), draw_durations(rng), plan, batches)
+    config = _with_modes(_with_deadlines(config, severity), seed)
+    case = Case(seed, config, draw_durations(rng), plan, batches)
     return _resumed(case) if seed % 4 == 1 else case
+
+
+def _with_modes(config: SchedulerConfig, seed: int) -> SchedulerConfig:
+    """With a third of the seeds engines load while they generate, where the admission allows it."""
+    rng = random.Random(f"modes/{seed}")
+    if config.admission == "lockstep" or rng.random() > 0.33:
+        return config
+    return replace(config, sync_mode="inflight")
 
 
 def _resumed(case: Case) -> Case:

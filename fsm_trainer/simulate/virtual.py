@@ -52,7 +52,7 @@ class VirtualRun:
         """`events` come from outside (a STOP, say), each at its second; `sink` may see the records as they come."""
         self.scheduler = Scheduler(config)
         self.clock = VirtualClock()
-        self.world = VirtualWorld(behaviour.fresh(), self.clock, max_inputs=max_inputs)
+        self.world = VirtualWorld(behaviour.fresh(), self.clock, max_inputs=max_inputs, inflight=config.inflight)
         self._memory = MemorySink()
         self.loop = EventLoop(
             self.scheduler, sink or self._memory, self.world, self.world.dispatch, self.clock, observers

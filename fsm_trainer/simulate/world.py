@@ -19,6 +19,7 @@ from fsm_trainer.runtime.lanes import lane_of
 from fsm_trainer.simulate.contention import Interpreter
 from fsm_trainer.simulate.durations import Amount
 from fsm_trainer.simulate.faults import NO_FAULTS, OTHER_KIND, Delivery, Disturbance, FaultPlan
+from fsm_trainer.simulate.inflight import Loads
 
 
 def engine_lane_of(command: Command) -> str:
@@ -65,9 +66,10 @@ class VirtualWorld:
         max_inputs: int = 1_000_000,
         serial_engines: bool = False,
         held_up: Amount = 0.0,
+        inflight: bool = False,
     ) -> None:
         """`before`, `after`, `serial_engines` and `held_up` are those of `Durations`; `max_inputs` ends a run that
-        makes no end.
+        makes no end. `inflight`: what an engine generates stands still while it loads weights, and goes on with them.
         """
         self.notices: list[Command] = []
         self.inputs = 0
@@ -78,6 +80,7 @@ class VirtualWorld:
         self._clock = clock
         shares = FakeBehaviour({CommandKind.REWARD: held_up}, seed=behaviour.seed + 2)
         self._interpreter = Interpreter(shares.duration_s) if held_up else None
+        self._loads = Loads() if inflight else None
         self._lane_of = engine_lane_of if serial_engines else lane_of
         self._max_inputs = max_inputs
         self._heap: list[tuple[int, int, Input | _End]] = []
@@ -163,12 +166,19 @@ class VirtualWorld:
         running = self._running[command.op] = _Running(command, lane, started, disturbance, outcome)
         if self._interpreter is not None:
             self._interpreter.begin(command, started)
+        if self._loads is not None and command.kind is CommandKind.LOAD_WEIGHTS:
+            self._begin_load(self._loads, running)
         if command.op in self._aborted:
             self._give_up(running)
         elif outcome.completion is None or (disturbance and disturbance.delivery is Delivery.HELD):
             self._stuck.append(running)
         else:
             self._let_end(running)
+
+    def _begin_load(self, loads: Loads, running: _Running) -> None:
+        outcome, version = running.outcome, running.command.version
+        succeeds = outcome.completion is not None and outcome.completion.rollout_version_last == version
+        loads.begin(running.command, running.started_ns, round(outcome.duration_s * SECOND_NS), succeeds=succeeds)
 
     def _let_end(self, running: _Running) -> None:
         """Let the operation take its time, from now on if it was stuck until now."""
@@ -186,17 +196,19 @@ class VirtualWorld:
     def _end(self, end: _End) -> Input | None:
         """Free the lane of an operation that ends; its completion, if that arrives without delay."""
         running, command, now = end.running, end.running.command, self._clock.now_ns()
-        if self._interpreter is not None:
-            trained = command.kind is CommandKind.TRAIN and end.completion is running.outcome.completion
-            if trained and (due := self._due(running, now)) > now:
+        completion = end.completion
+        if completion is running.outcome.completion:
+            if (due := self._due(running, now)) > now:
                 self._push(due, end)
                 return None
+            completion = self._versions_used(running, completion, now)
+        if self._interpreter is not None:
             self._interpreter.end(command, now)
         del self._running[command.op]
         _, posted_ns = running.lane.popleft()
         if running.lane:
             self._start(running.lane[0][0], running.lane)
-        arrival = end.completion.stamped(posted_ns=posted_ns, started_ns=running.started_ns, finished_ns=now)
+        arrival = completion.stamped(posted_ns=posted_ns, started_ns=running.started_ns, finished_ns=now)
         disturbance = running.disturbance
         if disturbance is not None and disturbance.delivery is Delivery.TWICE:
             self._push(now + round(disturbance.delay_s * SECOND_NS), arrival)
@@ -207,10 +219,26 @@ class VirtualWorld:
         return None
 
     def _due(self, running: _Running, now: int) -> int:
-        """When a train step is done, as far as it was held up until now."""
-        assert self._interpreter is not None
-        lost = self._interpreter.lost_ns(running.started_ns, now)
-        return running.started_ns + round(running.outcome.duration_s * SECOND_NS) + lost
+        """When a train step or a generation is done, as far as it was held up until now."""
+        command, begun = running.command, running.started_ns
+        if command.kind is CommandKind.TRAIN and self._interpreter is not None:
+            lost = self._interpreter.lost_ns(begun, now)
+        elif command.kind is CommandKind.GENERATE and self._loads is not None:
+            lost = self._loads.paused_ns(command.engine, begun, now)
+        else:
+            return now
+        return begun + round(running.outcome.duration_s * SECOND_NS) + lost
+
+    def _versions_used(self, running: _Running, done: Input, now: int) -> Input:
+        """A generation that loads came into, stamped with what its engine had at its beginning and at its end."""
+        named = running.command.version
+        if self._loads is None or done.kind is not InputKind.GENERATED or named is None:
+            return done
+        assert done.rollout_version_first is not None
+        wrong, engine = done.rollout_version_first - named, running.command.engine
+        first = self._loads.version_at(engine, running.started_ns, named)
+        last = self._loads.version_at(engine, now, first)
+        return done.stamped(rollout_version_first=first + wrong, rollout_version_last=last + wrong)
 
     def _go_on(self) -> None:
         """All stands still: what was held back comes now, and what hangs if the world heals."""
@@ -246,6 +274,8 @@ class VirtualWorld:
         self._give_up(running)
 
     def _give_up(self, running: _Running) -> None:
+        if self._loads is not None:
+            self._loads.forget(running.command)
         message = f"{running.command.kind.value} was aborted"
         completion = Input(InputKind.FAILED, op=running.command.op, reason="OperationAborted", message=message)
         running.ends = True

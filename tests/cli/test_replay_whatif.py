@@ -185,3 +185,19 @@ def test_a_run_without_steps_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert "holds no optimiser step to learn from; ask about a run that has trained" in err
     code, _, err = ask(capsys, str(tmp_path / "nothing"))
     assert code == 2 and "does not exist" in err
+
+
+def test_the_mode_of_sync_can_be_asked_and_is_told(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    axes = ("--async-sync-mode", "drain,inflight", "--async-rollout-workers", "2", "--async-max-staleness", "2")
+    code, out, _ = ask(capsys, run, *axes)
+    assert code == 0
+    rows = [line.split() for line in out.splitlines() if line.startswith("paced")]
+    # One engine, two workers: draining, they wait for each other at each sync.
+    assert [(row[6], row[-2:] == ["in", "flight"]) for row in rows] == [("21.00", True), ("27.50", False)]
+    assert out.splitlines()[-1].endswith("--async-sync-interval-steps 1 --async-sync-mode inflight")
+    simulate(replace(CONFIG, sync_mode="inflight"), durations=DURATIONS).write(Path(run, "flying"))
+    code, out, _ = ask(capsys, f"{run}/flying", "--async-sync-mode", "drain")
+    assert out.startswith("recorded    paced, queue 2, staleness 1, 1 worker on 1 engine, sync every 1, in flight\n")
+    assert out.splitlines()[-1].endswith("--async-sync-mode drain")
+    code, _, err = ask(capsys, run, "--async-sync-mode", "fast")
+    assert code == 2 and "--async-sync-mode is 'fast', expected one of drain, inflight" in err

@@ -19,11 +19,14 @@ from fsm_trainer.core.config import Deadlines, SchedulerConfig
         ({"max_steps": 0}, "max_steps is 0, expected at least 1"),
         ({"engines": 2, "workers": 1}, "use at least 2 workers"),
         ({"admission": "lockstep", "sync_interval": 3, "max_staleness": 1}, "needs max_staleness >= 2, got 1"),
+        ({"sync_mode": "lazy"}, "sync_mode is 'lazy', expected one of drain, inflight"),
+        ({"sync_mode": "inflight", "admission": "lockstep"}, "lockstep, which fixes the weights"),
+        ({"sync_mode": "inflight", "external_rollouts": True}, "external rollouts, whose engines load weights by"),
         ({"deadlines": Deadlines(train_s=-1)}, "deadlines.train_s is -1, expected at least 0"),
     ],
 )
 def test_impossible_values(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match="expected|use at least|needs") as caught:
+    with pytest.raises(ValueError, match="expected|use|needs") as caught:
         SchedulerConfig(**values)
     assert message in str(caught.value)
 
@@ -31,6 +34,12 @@ def test_impossible_values(values: dict[str, Any], message: str) -> None:
 def test_round_trip() -> None:
     config = SchedulerConfig(admission="greedy", workers=3, max_steps=9, deadlines=Deadlines(queue_s=1))
     assert SchedulerConfig.from_dict(config.to_dict()) == config
+
+
+def test_a_log_from_before_a_setting_existed_gives_its_default() -> None:
+    values = SchedulerConfig(workers=2).to_dict()
+    del values["sync_mode"]
+    assert SchedulerConfig.from_dict(values) == SchedulerConfig(workers=2)
 
 
 def test_wasteful_combinations_warn() -> None:
