@@ -20,7 +20,14 @@ ROOMS: dict[str, set[str]] = {
     "algorithms": {"core.batch"},
     # Reward processes die with the run, and tell failures, as engine processes do.
     "data": {"runtime.child", "runtime.failures"},
-    "config": {"core.config", "data", "algorithms.registry", "algorithms.objective", "algorithms.advantages"},
+    "config": {
+        "core.config",
+        "data",
+        "algorithms.registry",
+        "algorithms.objective",
+        "algorithms.advantages",
+        "engines.vllm_versions",
+    },
     "presets": {"config", "engines.tiny"},
     "replay": {"core", "eventlog"},
     "analysis": {"eventlog"},

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from fsm_trainer.cli.simulate_flags import SimulationRequest, add_simulation_flags, take_simulation_flags
 from fsm_trainer.config.errors import ConfigError, flag, one_line, suggestion
-from fsm_trainer.config.groups import GROUPS, LISTED
+from fsm_trainer.config.groups import GROUPS, LISTED, MAPPED
 from fsm_trainer.config.reference import bounds, choices, default_text
 from fsm_trainer.config.resume import find_resume_point
 from fsm_trainer.config.train_config import TrainConfig
@@ -75,8 +75,8 @@ def _add(section: argparse._ArgumentGroup, name: str, setting: FieldInfo) -> Non
         negated = f"--no-{flag(name)[2:]}"
         section.add_argument(negated, dest=name, action="store_const", const="false", help="The same as false")
         return
-    action = "append" if name in LISTED else "store"
-    metavar = "|".join(choices(setting)) or name.rsplit("_", 1)[-1].upper()
+    action = "append" if name in LISTED or name in MAPPED else "store"
+    metavar = "KEY=VALUE" if name in MAPPED else "|".join(choices(setting)) or name.rsplit("_", 1)[-1].upper()
     section.add_argument(*spellings, dest=name, metavar=metavar, action=action, help=_help(setting))
 
 

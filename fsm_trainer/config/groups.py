@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from fsm_trainer.algorithms.registry import algorithm_names
+from fsm_trainer.config.engine_settings import EngineSettings
 from fsm_trainer.config.objective_settings import ObjectiveSettings
 from fsm_trainer.config.settings_group import SettingsGroup
 from fsm_trainer.config.step_settings import StepSettings
@@ -77,16 +78,6 @@ class BasicSettings(SettingsGroup):
 class RolloutSettings(SettingsGroup):
     """How completions are generated and scored."""
 
-    rollout_engine: Literal["hf", "vllm"] = Field(
-        "hf", description="Engine that generates (vllm is not yet in this version)"
-    )
-    rollout_host: Literal["process", "inline"] = Field(
-        "process", description="Where the engine lives: its own process, or a thread of this one"
-    )
-    rollout_devices: str | None = Field(None, description="Where to generate (default: the first training device)")
-    rollout_tp_size: int | None = Field(
-        None, ge=1, description="Tensor-parallel size of one rollout engine (default: --tp-size)"
-    )
     batch_size: int = Field(32, ge=1, description="Prompts per batch")
     n_samples: int = Field(8, ge=1, description="Completions per prompt: the group the baseline is taken over")
     max_prompt_tokens: int = Field(1024, ge=1, description="Longest prompt allowed")
@@ -155,6 +146,10 @@ class AsyncSettings(SettingsGroup):
     async_admission: Literal["paced", "greedy", "lockstep"] = Field(
         "paced", description="paced wastes nothing, greedy fills the queue, lockstep repeats bit for bit"
     )
+    async_sync_mode: Literal["drain", "inflight"] = Field(
+        "drain",
+        description="How an engine gets new weights: once what it generates has ended, or in between (vllm only)",
+    )
     async_max_no_step_batches: int = Field(
         100, ge=1, description="Batches in a row that may give no optimiser step before the run fails"
     )
@@ -219,12 +214,15 @@ def tracker_names(report_to: str) -> list[str]:
     return [] if names == ["none"] else names
 
 
-LISTED = frozenset({"reward_fn_path", "reward_weights", "report_to", "lora_target_modules"})
+LISTED = frozenset({"reward_fn_path", "reward_weights", "report_to", "lora_target_modules", "rollout_base_url"})
 """Settings that name several things with commas between; a flag may be repeated, a file may have a list."""
+MAPPED = {"vllm_arg": "vllm"}
+"""Settings of `KEY=VALUE` each, whose flag may be repeated -> the section of a file that holds them."""
 
 GROUPS: dict[str, type[BaseModel]] = {
     "Basic": BasicSettings,
     "Rollout": RolloutSettings,
+    "Engine": EngineSettings,
     "Train": TrainSettings,
     "Step": StepSettings,
     "Objective": ObjectiveSettings,

@@ -18,6 +18,7 @@ from fsm_trainer.config.check_data import check_dataset_path, data_warnings, ope
 from fsm_trainer.config.check_rewards import GivenRewards, Rewards, open_rewards
 from fsm_trainer.config.check_step import check_adapters, check_end_token, check_step_needs
 from fsm_trainer.config.devices import parse_devices
+from fsm_trainer.config.engine_settings import check_engines, engine_warnings
 from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
 from fsm_trainer.config.groups import tracker_names
 from fsm_trainer.config.train_config import TrainConfig
@@ -29,6 +30,7 @@ from fsm_trainer.data.reward_specs import split_specs
 from fsm_trainer.data.rewards import REWARD_FUNCTION
 from fsm_trainer.data.tokenizer import load_tokenizer
 from fsm_trainer.data.user_code import load_function, split_spec
+from fsm_trainer.engines.vllm_versions import check_vllm
 
 _REQUIRED = {
     "ckpt": "the model to train, a folder or a hub name",
@@ -67,7 +69,7 @@ def check_machine(config: TrainConfig, cuda_devices: int, provided: frozenset[st
     for name in _REQUIRED:
         if getattr(config, name) is None and config.preset is None and name not in provided:
             raise ConfigError(f"{flag(name)} is missing; give {_REQUIRED[name]}, or try --preset quickstart")
-    for name in ("train_devices", "rollout_devices"):
+    for name in ("train_devices",) if config.base_urls else ("train_devices", "rollout_devices"):
         _check_devices(flag(name), getattr(config, name) or "", cuda_devices)
     _check_sizes(config)
     _check_engine(config)
@@ -115,7 +117,7 @@ def _check_sizes(config: TrainConfig) -> None:
             f"--train-devices {config.train_devices} names {len(devices)} devices, but the hf train engine of this "
             f"version trains on one device; give one"
         )
-    if (config.rollout_tp_size or 1) > 1:
+    if config.rollout_engine == "hf" and (config.rollout_tp_size or 1) > 1:
         raise ConfigError(
             f"--rollout-tp-size is {config.rollout_tp_size}, but the hf rollout engine generates on one device; give "
             f"--rollout-tp-size 1"
@@ -123,12 +125,16 @@ def _check_sizes(config: TrainConfig) -> None:
 
 
 def _check_engine(config: TrainConfig) -> None:
-    if config.rollout_engine != "vllm":
-        return
-    if importlib.util.find_spec("fsm_trainer.engines.vllm") is None:
-        raise ConfigError("--rollout-engine vllm is not yet available in this version; give --rollout-engine hf")
-    if importlib.util.find_spec("vllm") is None:
-        raise ConfigError("--rollout-engine vllm needs the extra of that name: pip install 'fsm-trainer[vllm]'")
+    """Whether the engine that was given, or found to be the one for `auto`, can serve this configuration here."""
+    try:
+        check_engines(config)
+        assert config.engines, config
+        if config.rollout_engine == "vllm" and not config.base_urls:
+            check_vllm()
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(one_line(error)) from error
 
 
 def _check_path_can_be(name: str, text: str | None) -> None:
@@ -201,6 +207,7 @@ def plan_warnings(config: TrainConfig, inputs: Inputs) -> list[str]:
     """What will run but waste or bias something, in words."""
     found = config.to_scheduler_config(inputs.prompts.total_batches).warnings()
     found += data_warnings(config, inputs.prompts, inputs.tokenizer)
+    found += engine_warnings(config)
     if config.top_p < 1 or config.top_k > 0:
         found.append(
             "top-p or top-k filter the sampling: recorded are the logprobs of the whole policy, so that the ratio of a "

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from fsm_trainer.config.errors import flag
-from fsm_trainer.config.groups import GROUPS
+from fsm_trainer.config.groups import GROUPS, MAPPED
 from fsm_trainer.config.train_config import TrainConfig
 
 SCHEMA_FILE = "schemas/train_config.json"
@@ -88,7 +88,7 @@ def settings_table() -> str:
         lines += [f"### {title}", "", f"{group.__doc__}", ""]
         lines += ["| flag | default | type and bounds | meaning |", "|---|---|---|---|"]
         for name, field in group.model_fields.items():
-            shape = ", ".join(part for part in (kind(field), bounds(field)) if part)
+            shape = "KEY=VALUE" if name in MAPPED else ", ".join(filter(None, (kind(field), bounds(field))))
             default = f"`{default_text(field)}`" if default_text(field) else ""
             lines.append(f"| `{flag(name)}` | {default} | {shape} | {field.description} |")
         lines.append("")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fsm_trainer.config.devices import parse_devices
 from fsm_trainer.config.train_config import TrainConfig
 from fsm_trainer.data.builtin_rewards import PREFIX as BUILTIN
 from fsm_trainer.data.datasets import LOADER_FUNCTION, local_path
@@ -12,6 +13,7 @@ from fsm_trainer.data.reasoning_gym import is_reasoning_gym
 from fsm_trainer.data.reward_specs import split_specs
 from fsm_trainer.data.rewards import REWARD_FUNCTION
 from fsm_trainer.data.user_code import split_spec
+from fsm_trainer.engines.vllm_versions import check_vllm
 
 INPUT_PATHS = ("ckpt", "dataset_path", "dataset_loader_fn", "reward_fn_path")
 """What a run reads: files, folders, or names of something else."""
@@ -30,18 +32,37 @@ def resolve(config: TrainConfig, cuda_devices: int) -> TrainConfig:
         "train_devices": train,
         "output_dir": output,
         "save_path": config.save_path or str(Path(output) / "checkpoints"),
-        "rollout_tp_size": config.rollout_tp_size or config.tp_size,
         "max_logprob_gap": MAX_LOGPROB_GAP[config.dtype] if config.max_logprob_gap is None else config.max_logprob_gap,
     }
     filled = config.model_copy(update=found)
-    groups = filled.rollout_groups
-    more: dict[str, object] = {
-        "rollout_devices": ",".join(device for group in groups for device in group),
-        "threads": config.threads or threads_per_process(len(groups)),
-    }
+    more: dict[str, object] = {"threads": config.threads or threads_per_process(len(filled.rollout_groups))}
     if config.is_async:
         more["async_rollout_workers"] = config.workers
+    more.update(_servers() if config.base_urls else _own_engines(filled))
     return filled.model_copy(update=more)
+
+
+def _servers() -> dict[str, object]:
+    """Engines that run elsewhere: on which devices is not ours to say."""
+    return {"rollout_engine": "vllm", "rollout_host": "server"}
+
+
+def _own_engines(config: TrainConfig) -> dict[str, object]:
+    devices = ",".join(device for group in config.rollout_groups for device in group)
+    engine = _engine_for(config, devices) if config.rollout_engine == "auto" else config.rollout_engine
+    size = config.rollout_tp_size or config.tp_size
+    return {"rollout_engine": engine, "rollout_devices": devices, "rollout_tp_size": size}
+
+
+def _engine_for(config: TrainConfig, devices: str) -> str:
+    """What `auto` means: vllm where it can serve this run on GPUs; the run's plan shows which it is."""
+    if parse_devices("--rollout-devices", devices) == ("cpu",) or config.lora_rank is not None:
+        return "hf"
+    try:
+        check_vllm()
+    except ValueError:
+        return "hf"
+    return "vllm"
 
 
 def _expanded(config: TrainConfig) -> dict[str, object]:

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from fsm_trainer.algorithms.registry import get_algorithm
 from fsm_trainer.config.devices import parse_devices
+from fsm_trainer.config.engine_settings import EngineSettings, check_engines
 from fsm_trainer.config.errors import ConfigError, flag, one_line, shown, suggestion
 from fsm_trainer.config.groups import (
     AsyncSettings,
@@ -39,6 +40,7 @@ class TrainConfig(
     ObjectiveSettings,
     StepSettings,
     TrainSettings,
+    EngineSettings,
     RolloutSettings,
     BasicSettings,
 ):
@@ -69,7 +71,9 @@ class TrainConfig(
 
     @property
     def rollout_groups(self) -> tuple[tuple[str, ...], ...]:
-        """Devices of each rollout engine; one engine for every `rollout_tp_size` rollout devices."""
+        """Devices of each rollout engine here; one engine for every `rollout_tp_size` rollout devices."""
+        if self.base_urls:
+            return ()
         devices = parse_devices("--rollout-devices", self.rollout_devices or "")
         if not devices:
             devices = parse_devices("--train-devices", self.train_devices or "")[:1] or ("cpu",)
@@ -83,9 +87,19 @@ class TrainConfig(
         return tuple(devices[i : i + size] for i in range(0, len(devices), size))
 
     @property
+    def base_urls(self) -> tuple[str, ...]:
+        """Address of each server to generate with; none where the engines are the run's own."""
+        return tuple((self.rollout_base_url or "").split(",")) if self.rollout_base_url else ()
+
+    @property
+    def engines(self) -> int:
+        """Rollout engines of the run."""
+        return len(self.base_urls) or len(self.rollout_groups)
+
+    @property
     def workers(self) -> int:
         """Rollout workers of the run: one per engine unless more are asked for."""
-        engines = len(self.rollout_groups)
+        engines = self.engines
         if not self.is_async:
             return engines
         return self.async_rollout_workers if self._asked_for_workers else max(self.async_rollout_workers, engines)
@@ -97,7 +111,8 @@ class TrainConfig(
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainConfig:
         self._check_algo()
-        self._check_engines()
+        self._check_engine_counts()
+        check_engines(self)
         self._check_batch()
         check_step(self)
         check_objective(self)
@@ -126,16 +141,16 @@ class TrainConfig(
                 f"--algo async-{self.algo}"
             )
 
-    def _check_engines(self) -> None:
-        engines = len(self.rollout_groups)
+    def _check_engine_counts(self) -> None:
+        engines, named = self.engines, "--rollout-base-url" if self.base_urls else "--rollout-devices"
         if not self.is_async and engines > 1:
             raise ValueError(
-                f"the synchronous --algo {self.algo} uses one rollout engine, but --rollout-devices makes {engines}; "
-                f"give the devices of one engine or --algo async-{self.algo}"
+                f"the synchronous --algo {self.algo} uses one rollout engine, but {named} makes {engines}; "
+                f"give the {'server' if self.base_urls else 'devices'} of one engine or --algo async-{self.algo}"
             )
         if self._asked_for_workers and self.async_rollout_workers < engines:
             raise ValueError(
-                f"--async-rollout-workers is {self.async_rollout_workers} but --rollout-devices makes {engines} "
+                f"--async-rollout-workers is {self.async_rollout_workers} but {named} makes {engines} "
                 f"rollout engines; give at least {engines} workers or leave it out"
             )
 
@@ -161,8 +176,9 @@ class TrainConfig(
 
     @property
     def prompts_may_come_back(self) -> bool:
-        """Whether a batch can be dropped for staleness, after which its prompts are served again."""
-        return self.is_async and self.async_admission == "greedy" and self.async_drop_stale_batches
+        """Whether a batch can be dropped for staleness, or lost with its engine, and its prompts be served again."""
+        drops = self.is_async and self.async_admission == "greedy" and self.async_drop_stale_batches
+        return drops or self.on_engine_failure == "restart"
 
     def deadlines(self) -> Deadlines:
         """The scheduler's deadlines."""
@@ -206,7 +222,7 @@ class TrainConfig(
         return SchedulerConfig(
             admission=self.async_admission,
             workers=self.workers,
-            engines=len(self.rollout_groups),
+            engines=self.engines,
             queue_size=self.async_queue_size,
             prefetch=self.async_prefetch_batches,
             max_staleness=self.async_max_staleness,

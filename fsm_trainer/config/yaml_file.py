@@ -8,10 +8,11 @@ from typing import Any
 import yaml
 
 from fsm_trainer.config.errors import ConfigError, one_line, shown, suggestion
-from fsm_trainer.config.groups import LISTED
+from fsm_trainer.config.groups import LISTED, MAPPED
 from fsm_trainer.config.train_config import TrainConfig
 
 _SCALARS = (str, int, float, bool, type(None))
+_SECTIONS = {section: name for name, section in MAPPED.items()}
 
 
 def read_config_file(path: str) -> dict[str, Any]:
@@ -83,12 +84,14 @@ def _key(node: yaml.Node) -> str:
 
 def _field_name(key: str, value: Any, path: str) -> str:
     name = key.replace("-", "_")
-    name = "tp_size" if name == "train_tp_size" else name
+    name = {"train_tp_size": "tp_size", **_SECTIONS}.get(name, name)
     fields = TrainConfig.model_fields
     if name not in fields:
         close = suggestion(key.replace("_", "-"), [field.replace("_", "-") for field in fields])
         what = f"unknown setting {key!r} (value {shown(repr(value))})"
         raise ConfigError(f"{what} in {path}{close or '; see fsm-train --help'}")
+    if name in MAPPED:
+        return _mapped(name, key, value, path)
     if not isinstance(value, _SCALARS):
         raise ConfigError(
             f"{key!r} is {shown(repr(value))} in {path}, expected one value, not a {type(value).__name__}"
@@ -96,4 +99,11 @@ def _field_name(key: str, value: Any, path: str) -> str:
     # YAML's own booleans (yes, no, on, off) would count as numbers.
     if isinstance(value, bool) and fields[name].annotation is not bool:
         raise ConfigError(f"{key!r} is {str(value).lower()} in {path}, expected no true or false here; see --help")
+    return name
+
+
+def _mapped(name: str, key: str, value: Any, path: str) -> str:
+    """A setting of several values by name: a section, or texts as on the command line."""
+    if not isinstance(value, (dict, list, str, type(None))):
+        raise ConfigError(f"{key!r} is {shown(repr(value))} in {path}, expected a section of KEY: VALUE lines")
     return name

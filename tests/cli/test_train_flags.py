@@ -87,7 +87,7 @@ def test_alias_and_negative_number() -> None:
         (["--batch"], "unknown flag --batch; did you mean --batch-size?"),
         (["train.jsonl"], "unexpected argument 'train.jsonl'; every setting is a flag, see fsm-train --help"),
         (["--lr"], "--lr: expected one argument"),
-        (["--rollout-engine", "fake"], "--rollout-engine is fake, expected one of hf, vllm"),
+        (["--rollout-engine", "fake"], "--rollout-engine is fake, expected one of auto, hf, vllm"),
         (["--preset", "nothing"], "--preset is nothing, expected one of quickstart"),
     ],
 )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 from fsm_trainer.config import hub
+from fsm_trainer.config.engine_settings import engine_warnings
 from fsm_trainer.config.errors import ConfigError
 from fsm_trainer.config.preflight import check_machine
+from fsm_trainer.config.resolve import resolve
 from fsm_trainer.config.train_config import TrainConfig
 
 Refused = Callable[..., str]
@@ -42,7 +45,6 @@ def test_impossible_settings(refused: Refused) -> None:
     assert refused("--async-queue-size", "2", algo="grpo") == (
         "--async-queue-size has no meaning with the synchronous --algo grpo; leave it out or give --algo async-grpo"
     )
-    assert refused(rollout_engine="vllm").startswith("--rollout-engine vllm ")
 
 
 def test_wrong_paths(refused: Refused) -> None:
@@ -135,22 +137,62 @@ def test_more_than_one_training_device(refused: Refused, monkeypatch: pytest.Mon
     assert refused(train_devices="0,1") == (
         "--train-devices 0,1 names 2 devices, but the hf train engine of this version trains on one device; give one"
     )
-    assert refused(rollout_devices="0,1", rollout_tp_size="2") == (
+    assert refused(rollout_devices="0,1", rollout_tp_size="2", rollout_engine="hf") == (
         "--rollout-tp-size is 2, but the hf rollout engine generates on one device; give --rollout-tp-size 1"
     )
 
 
-def test_vllm_is_named_as_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_that_is_not_there_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(ckpt="m", dataset_path="d", reward_fn_path="r", rollout_engine="vllm")
-    present = {"fsm_trainer.engines.vllm": False, "vllm": False}
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if present[name] else None)
-    with pytest.raises(ConfigError, match="^--rollout-engine vllm is not yet available in this version; "):
+    installed: dict[str, str] = {}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr("fsm_trainer.engines.vllm_versions.version", version)
+    with pytest.raises(ConfigError, match=r"^vLLM is not installed, and --rollout-engine vllm needs it; install "):
         check_machine(config, 0)
-    present["fsm_trainer.engines.vllm"] = True
-    with pytest.raises(ConfigError, match=r"needs the extra of that name: pip install 'fsm-trainer\[vllm\]'$"):
+    installed["vllm"] = "0.8.1"
+    with pytest.raises(ConfigError, match=r"^the installed vLLM has version 0\.8\.1, expected "):
         check_machine(config, 0)
-    present["vllm"] = True
+    installed["vllm"] = "0.33.0"
     check_machine(config, 0)
+
+
+def test_servers_need_no_vllm_here_and_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fsm_trainer.config.preflight.check_vllm", lambda: pytest.fail("not needed for a server"))
+    config = TrainConfig(
+        ckpt="m",
+        dataset_path="d",
+        reward_fn_path="r",
+        train_devices="cpu",
+        rollout_devices="7",
+        rollout_base_url="http://a:1,http://b:2",
+    )
+    check_machine(resolve(config, 0), 0)
+    assert engine_warnings(config) == [
+        "--rollout-devices: left aside, since the servers of --rollout-base-url say where they run"
+    ]
+
+
+def test_engine_that_auto_turns_out_to_be(refused: Refused) -> None:
+    assert refused("--vllm-arg", "enforce-eager=true") == (
+        "--vllm-arg is for vllm, but --rollout-engine is hf here; leave it out, or give --rollout-engine vllm"
+    )
+    assert refused("--async-sync-mode", "inflight") == (
+        "--async-sync-mode inflight needs --rollout-engine vllm: the hf engine cannot take weights while it generates; "
+        "give --async-sync-mode drain"
+    )
+
+
+def test_devices_that_do_not_make_an_engine(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fsm_trainer.config.preflight.check_vllm", lambda: "0.33.0")
+    assert refused(rollout_engine="vllm", rollout_tp_size="2") == (
+        "--rollout-devices names 1 devices, which do not divide into engines of --rollout-tp-size 2; give a multiple "
+        "of 2"
+    )
 
 
 def test_output_folder_is_never_overwritten(refused: Refused, tmp_path: Path) -> None:
