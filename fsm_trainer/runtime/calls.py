@@ -1,4 +1,7 @@
-"""The calls of one engine host that are not answered yet. It knows nothing of threads or pipes."""
+"""The calls of one engine host that are not answered yet, and which of them may overlap.
+
+It knows nothing of threads or pipes.
+"""
 
 from __future__ import annotations
 
@@ -57,3 +60,13 @@ class PendingCalls:
     def _take(self, call: int) -> Future[Any] | None:
         with self._lock:
             return self._futures.pop(call, None)
+
+
+def overlaps(engine: Future[object], method: str) -> bool:
+    """Whether a call of an engine, which must have been built, may run beside others.
+
+    So it is for an engine whose class has `concurrent = True`, but for its start, which no other call may come before.
+    """
+    if method == "start" or engine.exception() is not None:
+        return False
+    return getattr(engine.result(), "concurrent", False) is True

@@ -1,7 +1,8 @@
 """The engine's process: makes the engine, answers calls, and ends when the controller does.
 
 The other half of `process_host.py`, whose boot code calls `main`. It imports nothing heavy itself, and leaves the
-threads of torch to the engine. Calls run on the main thread, urgent ones on a thread beside it.
+threads of torch to the engine. Calls run on the main thread, urgent ones on a thread beside it; those of a concurrent
+engine on a thread each.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+from fsm_trainer.runtime.calls import overlaps
 from fsm_trainer.runtime.failures import Failure, describe
-from fsm_trainer.runtime.threads import LaneThread
+from fsm_trainer.runtime.threads import CallThreads, LaneThread
 
 _PR_SET_PDEATHSIG = 1
 
@@ -52,6 +54,7 @@ class _Child:
         self._sending = threading.Lock()
         self._calls: SimpleQueue[tuple[int, str, bytes] | None] = SimpleQueue()
         self._engine: Future[object] = Future()
+        self._threads = CallThreads("call")
 
     def serve(self) -> None:
         """Build the engine, do the calls in order, close the engine."""
@@ -62,7 +65,11 @@ class _Child:
         except BaseException as error:
             self._engine.set_exception(error)
         while (call := self._calls.get()) is not None:
-            self._do(*call)
+            if overlaps(self._engine, call[1]):
+                self._threads.post(partial(self._do, *call))
+            else:
+                self._do(*call)
+        self._threads.finish()
         self._send((None, True, self._close()))
 
     def _receive(self) -> None:

@@ -12,16 +12,20 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-from fsm_trainer.runtime.calls import PendingCalls
+from fsm_trainer.runtime.calls import PendingCalls, overlaps
 from fsm_trainer.runtime.failures import EngineDied, EngineError, HostClosed, describe
 from fsm_trainer.runtime.process_host import ProcessHost
-from fsm_trainer.runtime.threads import LaneThread
+from fsm_trainer.runtime.threads import CallThreads, LaneThread
 
 __all__ = ["EngineDied", "EngineError", "EngineHost", "HostClosed", "InlineHost", "ProcessHost"]
+
+_Do = Callable[[int, str, tuple[Any, ...]], None]
 
 
 class EngineHost(Protocol):
     """One engine and the two lanes on which its methods are called.
+
+    An engine that has `concurrent = True` gets each call of `submit` on a thread of its own instead, its `start` apart.
 
     Every failure comes through a future: EngineError when the method raised, EngineDied when the process ended
     unasked, HostClosed when the host was closed or killed.
@@ -38,7 +42,7 @@ class EngineHost(Protocol):
         """The engine's process, if it has one of its own."""
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
-        """Call a method after the calls submitted before."""
+        """Call a method after the calls submitted before, or beside them if the engine is concurrent."""
 
     def submit_urgent(self, method: str, *args: Any) -> Future[Any]:
         """Call a method beside a running call of `submit`."""
@@ -60,7 +64,7 @@ class EngineHost(Protocol):
 
 
 class InlineHost:
-    """An engine in this process, on two threads of its own. A hung call cannot be killed, only abandoned."""
+    """An engine in this process, on threads of its own. A hung call cannot be killed, only abandoned."""
 
     def __init__(self, factory: Callable[[], object], name: str = "engine") -> None:
         """`factory` makes the engine, on the engine's thread; if it raises, every call fails with that."""
@@ -71,6 +75,7 @@ class InlineHost:
         self._closed = False
         self._lane = LaneThread(f"{name}-calls")
         self._urgent = LaneThread(f"{name}-urgent")
+        self._threads = CallThreads(f"{name}-call")
         self._lane.post(self._build)
 
     @property
@@ -83,12 +88,12 @@ class InlineHost:
         """None: it lives in the caller's process."""
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
-        """Call a method after the calls submitted before."""
-        return self._submit(self._lane, method, args)
+        """Call a method after the calls submitted before, or beside them if the engine is concurrent."""
+        return self._submit(self._lane, self._begin, method, args)
 
     def submit_urgent(self, method: str, *args: Any) -> Future[Any]:
         """Call a method beside a running call of `submit`."""
-        return self._submit(self._urgent, method, args)
+        return self._submit(self._urgent, self._call, method, args)
 
     def on_death(self, callback: Callable[[EngineDied], None]) -> None:
         """Never calls back: it lives as long as the caller's process."""
@@ -112,6 +117,7 @@ class InlineHost:
     def kill(self) -> None:
         """Fail what is pending and let the threads end after their present call."""
         self._end()
+        self._threads.end()
         self._calls.fail_all(HostClosed(f"engine {self.name} was killed"))
 
     def _end(self) -> None:
@@ -126,11 +132,17 @@ class InlineHost:
         except BaseException as error:
             self._engine.set_exception(error)
 
-    def _submit(self, lane: LaneThread, method: str, args: tuple[Any, ...]) -> Future[Any]:
+    def _submit(self, lane: LaneThread, do: _Do, method: str, args: tuple[Any, ...]) -> Future[Any]:
         call, future, wanted = self._calls.add()
         if wanted:
-            lane.post(partial(self._call, call, method, args))
+            lane.post(partial(do, call, method, args))
         return future
+
+    def _begin(self, call: int, method: str, args: tuple[Any, ...]) -> None:
+        if overlaps(self._engine, method):
+            self._threads.post(partial(self._call, call, method, args))
+        else:
+            self._call(call, method, args)
 
     def _call(self, call: int, method: str, args: tuple[Any, ...]) -> None:
         try:
@@ -142,6 +154,7 @@ class InlineHost:
             self._calls.give(call, value)
 
     def _close_engine(self, call: int) -> None:
+        self._threads.finish()
         if self._engine.exception() is None and hasattr(self._engine.result(), "close"):
             self._call(call, "close", ())
         else:

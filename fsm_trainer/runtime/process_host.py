@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -35,6 +37,8 @@ main(fd, parent)
 """
 _GRACE_S = 5.0
 """How long a child that hung up may take to end by itself."""
+_ORPHANS_GRACE_S = 2.0
+"""The same for what a child that was killed leaves behind."""
 _log = structlog.get_logger(__name__)
 
 
@@ -68,7 +72,7 @@ class ProcessHost:
         return self._process.pid
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
-        """Call a method after the calls submitted before."""
+        """Call a method after the calls submitted before, or beside them if the engine is concurrent."""
         return self._submit(False, method, args)
 
     def submit_urgent(self, method: str, *args: Any) -> Future[Any]:
@@ -156,6 +160,8 @@ class ProcessHost:
         writer.join()
         connection.close()
         self._bury(EngineDied(self.name, process.pid, exit_code))
+        if exit_code != 0:
+            _end_group(process.pid)
 
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         fd = theirs.fileno()
@@ -235,3 +241,17 @@ def _reap(process: subprocess.Popen[bytes]) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
+
+
+def _end_group(group: int) -> None:
+    """End the processes that a child which was killed or died had started: they hold its devices.
+
+    They are asked first, since some, as multiprocessing's resource tracker, clean up when their parent is gone.
+    """
+    with suppress(ProcessLookupError, PermissionError):  # all are gone, or left the group for another user
+        os.killpg(group, signal.SIGTERM)
+        deadline = time.monotonic() + _ORPHANS_GRACE_S
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.01)
+        os.killpg(group, signal.SIGKILL)

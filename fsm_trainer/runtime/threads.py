@@ -1,4 +1,5 @@
-"""One daemon thread that does jobs in the order they were posted, and how briskly threads take turns.
+"""Daemon threads: one that does jobs in the order they were posted, many that do them side by side, and how briskly
+threads take turns.
 
 It knows nothing of what the jobs do.
 """
@@ -69,3 +70,61 @@ class LaneThread:
                     self._open_jobs -= 1
             # A finished job must not keep its batch alive until the next one comes.
             del job
+
+
+class CallThreads:
+    """Jobs that overlap: each on a thread that has nothing else to do, a new one where all are busy.
+
+    They are handed out in the order they were posted. Daemons, so that a hung job cannot keep the process alive.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start no thread before a job comes."""
+        self.name = name
+        self._ended = False
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._open_jobs = 0
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Begin a job, unless the threads were told to end; it must not raise."""
+        with self._changed:
+            if self._ended:
+                return
+            self._open_jobs += 1
+            if self._idle:
+                self._idle -= 1
+            else:
+                thread = threading.Thread(target=self._run, name=f"{self.name}-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._jobs.put(job)
+
+    def finish(self) -> None:
+        """Wait until every job is done, then end the threads."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open_jobs)
+        self.end()
+        for thread in self._threads:
+            thread.join()
+
+    def end(self) -> None:
+        """Let each thread end after its present job; what is posted from now on is not begun."""
+        with self._changed:
+            if not self._ended:
+                self._ended = True
+                for _ in self._threads:
+                    self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            finally:
+                del job
+                with self._changed:
+                    self._open_jobs -= 1
+                    self._idle += 1
+                    self._changed.notify_all()

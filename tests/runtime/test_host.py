@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ import psutil
 import pytest
 
 import fsm_trainer
+from fsm_trainer.runtime.calls import overlaps
 from fsm_trainer.runtime.host import EngineDied, EngineError, EngineHost, HostClosed, InlineHost, ProcessHost
 
 HostType = Callable[..., Any]
@@ -156,6 +159,97 @@ def test_a_hung_engine_does_not_hold_up_the_close(host_type: HostType, start: Ca
     assert isinstance(future.exception(LIMIT_S), HostClosed)
     assert not host.alive
     release.set()
+
+
+CONCURRENT = partial(SimpleNamespace, concurrent=True, run=exec, start=exec)
+"""An engine whose calls may overlap; each is a piece of code, which finds the others' doings in a module."""
+MEET = "import threading, uuid; vars(uuid).setdefault('barrier', threading.Barrier(3)).wait(60)"
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    yield
+    vars(uuid).pop("barrier", None)
+    vars(uuid).pop("order", None)
+
+
+def test_calls_of_a_concurrent_engine_overlap(host_type: HostType, start: Callable[..., Any]) -> None:
+    host = start(host_type, CONCURRENT)
+    futures = [host.submit("run", MEET) for _ in range(3)]
+    assert [future.result(LIMIT_S) for future in futures] == [None] * 3
+    host.close(LIMIT_S)
+
+
+def test_nothing_overlaps_the_start(host_type: HostType, start: Callable[..., Any], tmp_path: Path) -> None:
+    host = start(host_type, CONCURRENT)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    host.submit("start", f"open({str(gate)!r}).read(); import uuid; uuid.order = ['start']")
+    after = host.submit("run", "import uuid; uuid.order.append('run')")
+    host.submit_urgent("run", "pass").result(LIMIT_S)
+    assert not after.done()
+    gate.write_text("go")
+    assert after.result(LIMIT_S) is None, "and found what the start had left"
+    host.close(LIMIT_S)
+
+
+def test_close_awaits_the_calls_of_a_concurrent_engine(
+    host_type: HostType, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    gates = [tmp_path / "gate-0", tmp_path / "gate-1"]
+    host = start(host_type, partial(CONCURRENT, close=partial(os.mkdir, tmp_path / "closed")))
+    for gate in gates:
+        os.mkfifo(gate)
+        host.submit("run", f"import os; open({str(gate)!r}).read(); os.mkdir({str(gate)!r} + '-passed')")
+    closing = threading.Thread(target=host.close, args=(LIMIT_S,))
+    closing.start()
+    for gate in gates:
+        assert not (tmp_path / "closed").exists()
+        gate.write_text("go")
+    closing.join(LIMIT_S)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        "closed",
+        "gate-0-passed",
+        "gate-1-passed",
+    ]
+
+
+def test_a_concurrent_engine_uses_its_threads_again(host_type: HostType, start: Callable[..., Any]) -> None:
+    host = start(host_type, partial(SimpleNamespace, concurrent=True, thread=threading.get_ident, sum=sum))
+    threads = {host.submit("thread").result(LIMIT_S) for _ in range(50) if host.submit("sum", ()).result(LIMIT_S) == 0}
+    assert len(threads) < 25
+    host.close(LIMIT_S)
+
+
+def test_a_killed_concurrent_engine_fails_all_its_calls(host_type: HostType, start: Callable[..., Any]) -> None:
+    host = start(host_type, CONCURRENT)
+    pending = [host.submit("run", MEET), host.submit("run", MEET)]
+    host.submit_urgent("run", "pass").result(LIMIT_S)
+    host.kill()
+    assert [type(future.exception(LIMIT_S)) for future in pending] == [HostClosed, HostClosed]
+    if host_type is InlineHost:
+        uuid.barrier.abort()  # type: ignore[attr-defined]
+
+
+def test_a_factory_that_raises_fails_every_call_of_a_concurrent_engine_too() -> None:
+    failed: Future[object] = Future()
+    failed.set_exception(ValueError("no"))
+    assert not overlaps(failed, "generate")
+
+
+@pytest.mark.parametrize("ignores", ["", "trap '' TERM;"], ids=["ends when asked", "is killed"])
+def test_what_a_killed_engine_had_started_ends_with_it(
+    start: Callable[..., Any], ignores: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsm_trainer.runtime.process_host._ORPHANS_GRACE_S", 0.3)
+    host = start(ProcessHost, partial(SimpleNamespace, run=subprocess.Popen, pid=os.getpid))
+    # Its answer cannot cross, but it has begun; the shell that starts it would not be worth a word.
+    host.submit("run", ["sh", "-c", f"{ignores} while :; do sleep 60 & wait; done"]).exception(LIMIT_S)
+    children = psutil.Process(host.pid).children(recursive=True)
+    assert children
+    host.kill()
+    gone, alive = psutil.wait_procs(children, timeout=LIMIT_S)
+    assert not alive
 
 
 def test_an_inline_engine_lives_here_on_a_thread_of_its_own(start: Callable[..., Any]) -> None:
