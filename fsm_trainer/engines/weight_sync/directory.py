@@ -112,20 +112,19 @@ def read_directory(snapshot: Snapshot) -> Iterator[tuple[str, Tensor]]:
     Raises ValueError otherwise.
     """
     folder = Path(snapshot.location)
+    stored: dict[str, set[str]] = {}
     try:
-        weight_map: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        for name, shard in json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].items():
+            stored.setdefault(shard, set()).add(name)
     except OSError as error:
         raise ValueError(
             f"weights of version {snapshot.version} are gone from {folder}: released, or not on a file system that "
             f"this machine shares ({error})"
         ) from error
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"weights of version {snapshot.version} are incomplete: {folder / INDEX} is no index of shards ({error})"
         ) from error
-    stored: dict[str, set[str]] = {}
-    for name, shard in weight_map.items():
-        stored.setdefault(shard, set()).add(name)
     paths = [str(folder / shard) for shard in stored]
     return read_images(paths, snapshot, [frozenset(names) for names in stored.values()])
 
