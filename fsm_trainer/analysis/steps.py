@@ -61,6 +61,8 @@ def steps_frame(run: Run | Source) -> pd.DataFrame:
 def metrics_wide(source: Source, versions: np.ndarray) -> pd.DataFrame:
     """The metrics logged at these train versions, a column each, in the order of their first row; nan where none."""
     rows = source.take(METRICS)
+    # Those of a load of weights belong to no step, and get no column.
+    rows = rows.where(rows.present("train_version"))
     version, names = rows.ints("train_version"), rows.texts("reason")
     values, codes = rows.floats("value"), names.codes
     at = np.searchsorted(versions, version)

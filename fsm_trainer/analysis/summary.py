@@ -15,13 +15,14 @@ import pandas as pd
 from fsm_trainer.analysis import frames, overlap
 from fsm_trainer.analysis.entities import BATCH_ENDS
 from fsm_trainer.analysis.overlap import Overlap, Sides
+from fsm_trainer.analysis.sync_costs import SyncCosts, sync_costs
 from fsm_trainer.eventlog.reader import EventLog, read_log
 from fsm_trainer.eventlog.schema import CONFIG_KEY, RUN_KEY
 
 COLUMNS = (
     *("seq", "t_ns", "kind", "machine", "entity", "trigger", "source", "dest", "cause_seq", "batch_id", "engine"),
     *("rollout_version_first", "rollout_version_last", "train_version", "staleness", "tokens"),
-    *("posted_ns", "started_ns", "finished_ns", "reason", "message"),
+    *("posted_ns", "started_ns", "finished_ns", "value", "reason", "message"),
 )
 """The columns that a summary needs: a log read with these alone takes less time and memory."""
 
@@ -82,6 +83,8 @@ class Summary:
     """Optimiser steps taken before it."""
     synchronous: bool = False
     """Nothing may overlap: staleness 0, one worker, not greedy, as with the algorithms without `async-`."""
+    syncs: SyncCosts | None = None
+    """What the loads of weights cost; None if the engines did not say it."""
 
     @property
     def mean_staleness(self) -> float | None:
@@ -127,6 +130,7 @@ def summarize_log(log: EventLog) -> Summary:
         overlap=None if window is None else overlap.measure_overlap(events, operations, ended, window),
         resumed_from=log.run_config.get("resume") if RUN_KEY in log.metadata else None,
         first_version=first_version(log),
+        syncs=sync_costs(events),
         synchronous=CONFIG_KEY in log.metadata and is_synchronous(log.scheduler_config),
     )
 

@@ -17,7 +17,7 @@ def render(summary: Summary) -> str:
         _render_batches(summary),
         _render_residency(summary.residency),
         _render_sides(summary),
-        _render_overlap(summary),
+        [*_render_overlap(summary), *_render_syncs(summary)],
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
@@ -76,6 +76,17 @@ def _render_sides(summary: Summary) -> list[str]:
         f"idle share        rollout workers {100 * sides.rollout_idle:.1f} %, trainer {100 * sides.trainer_idle:.1f} %",
         f"bound by          {sides.bound}",
     ]
+
+
+def _render_syncs(summary: Summary) -> list[str]:
+    found = summary.syncs
+    if found is None:
+        return []
+    speed = "" if found.bytes_per_s is None else f" at {found.bytes_per_s / 1e9:.3g} GB/s"
+    size = [] if found.nbytes is None else [f"{found.nbytes / 1e6:.3g} MB{speed}"]
+    parts = (("pause", found.pause_s), ("transfer", found.transfer_s), ("resume", found.resume_s))
+    times = [f"{name} {1e3 * mean:.1f} ms" for name, mean in parts if mean is not None]
+    return [f"weight syncs      {found.loads} loads, each {', '.join([*size, *times])}"]
 
 
 def _render_overlap(summary: Summary) -> list[str]:

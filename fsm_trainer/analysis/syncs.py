@@ -12,6 +12,15 @@ from fsm_trainer.analysis.timing import ISSUED, OPERATIONS, STEPS, Steps, operat
 _MOVES = Pick(
     ("seq", "t_ns", "trigger", "engine", "rollout_version_last"), ("transition",), (("machine", ("engine",)),)
 )
+COSTS = {
+    "sync_pause_s": "pause_s",
+    "sync_transfer_s": "transfer_s",
+    "sync_resume_s": "resume_s",
+    "sync_bytes": "nbytes",
+}
+"""Metric of a load -> its column."""
+_COSTS = Pick(("t_ns", "engine", "rollout_version_last", "reason", "value"), ("metric",), (("reason", tuple(COSTS)),))
+_LOAD = ["version", "engine", "loaded_at_s"]
 
 
 def sync_frame(run: Run | Source) -> pd.DataFrame:
@@ -22,11 +31,12 @@ def sync_frame(run: Run | Source) -> pd.DataFrame:
     Publications of unchanged weights are aliases, and no rows. All columns are in `fsm_trainer.analysis.COLUMNS`.
     ValueError if there is no log to read.
     """
-    source = Source.of(run, (_MOVES, STEPS, *OPERATIONS))
+    source = Source.of(run, (_MOVES, STEPS, *OPERATIONS, _COSTS))
     moves = source.take(_MOVES)
     engines = np.unique(moves.ints("engine"))
     grid = _publications(source).merge(pd.DataFrame({"engine": engines[engines >= 0]}), how="cross")
     frame = grid.merge(_loads(source, moves), on=["version", "engine"], how="left")
+    frame = frame.merge(_costs(source), on=_LOAD, how="left")
     frame["loaded"] = frame["loaded_at_s"].notna()
     frame["publish_s"] = frame["loaded_at_s"] - frame["due_at_s"]
     ordered: pd.DataFrame = frame.sort_values(["due_at_s", "engine", "load_at_s"], ignore_index=True)[
@@ -76,6 +86,19 @@ def _loads(source: Source, moves: Rows) -> pd.DataFrame:
         }
     )
     return loads
+
+
+def _costs(source: Source) -> pd.DataFrame:
+    """What engines said that a load took, by the moment at which it was done; nan or NA where they did not say it."""
+    rows = source.take(_COSTS)
+    keys = {"version": rows.ints("rollout_version_last"), "engine": rows.ints("engine"), "loaded_at_s": rows.seconds()}
+    said = pd.DataFrame(
+        {**keys, "reason": np.asarray(rows.texts("reason").astype(object)), "value": rows.floats("value")}
+    )
+    costs = said.pivot_table("value", _LOAD, "reason").rename(columns=COSTS).reindex(columns=list(COSTS.values()))
+    costs["nbytes"] = costs["nbytes"].round().astype("Int64")
+    found: pd.DataFrame = costs.reset_index()
+    return found
 
 
 def _versions_before(engine: np.ndarray, version: np.ndarray) -> np.ndarray:

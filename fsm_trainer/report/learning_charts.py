@@ -106,6 +106,14 @@ def _staleness_over_steps(data: RunData) -> list[Chart]:
     return [Chart("staleness-parts", "Where staleness arose", caption, traces, table, layout)]
 
 
+_SYNC_PARTS = (
+    *(("export", "export_s"), ("load", "load_s"), ("gate closed", "closed_s")),
+    *(("pause", "pause_s"), ("transfer", "transfer_s"), ("resume", "resume_s")),
+)
+_SYNC_ALWAYS = 3
+"""So many of them every log has; the rest engines say, or not."""
+
+
 def sync_chart(data: RunData) -> Chart | None:
     """What each weight sync cost: the export holds the trainer, the closed gate holds the engine."""
     frame = data.syncs
@@ -114,7 +122,8 @@ def sync_chart(data: RunData) -> Chart | None:
     x = frame["version"].to_numpy(dtype=np.float64)
     parts = [
         (name, frame[column].to_numpy(dtype=np.float64), SERIES[at])
-        for at, (name, column) in enumerate((("export", "export_s"), ("load", "load_s"), ("gate closed", "closed_s")))
+        for at, (name, column) in enumerate(_SYNC_PARTS)
+        if at < _SYNC_ALWAYS or frame[column].notna().any()
     ]
     traces: list[dict[str, Any]] = []
     for name, y, colour in parts:
@@ -138,6 +147,8 @@ def sync_chart(data: RunData) -> Chart | None:
         "Export holds the trainer, load the engine; the gate is closed from the moment a sync is due until the load "
         "is done, and no generation begins meanwhile."
     )
+    if len(parts) > _SYNC_ALWAYS:
+        caption += " The other lines are parts of the load, as the engine told them."
     rows = tuple((name, *_distribution(y)) for name, y, _ in parts)
     table = Table(("", "count", "mean (ms)", "median (ms)", "95 % below (ms)", "longest (ms)", "total (s)"), rows)
     return Chart("syncs", "Cost of each weight sync", caption, traces, table, layout)

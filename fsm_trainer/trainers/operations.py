@@ -197,7 +197,7 @@ class RunOperations(ABC):
         work = self.work_of(command)
         assert work.train_batch is not None and command.version is not None and command.batch_id is not None
         version = work.train_batch.rollout_policy_version
-        limit = self._gate.limit_of_step(version, command.version)
+        limit = self._gate.limit_of_step(work.train_batch, command.version)
         try:
             result = self._train_engine.train(work.train_batch.train_sequences, limit)
         except LogprobMismatch as error:

@@ -24,6 +24,7 @@ from fsm_trainer.trainers.run_directory import RunDirectory
 from fsm_trainer.trainers.samples import SampleWriter
 from fsm_trainer.trainers.saving import Saver
 from fsm_trainer.trainers.scoring import Scorer
+from fsm_trainer.trainers.sync_costs import SyncCosts
 
 _NOTHING_TO_TRAIN = frozenset({"degenerate", "no_step"})
 """Reasons of drops after which the prompts have had their turn: every completion was worth the same."""
@@ -83,6 +84,7 @@ class RolloutOperations(RunOperations):
         self._samples = samples
         self._always_steps = always_steps
         self._hosts: dict[int, EngineHost] = {}
+        self._sync_costs = SyncCosts()
         scorer.start(run.reward_output)
 
     def start_engine(self, command: Command) -> Input:
@@ -149,8 +151,10 @@ class RolloutOperations(RunOperations):
     def load_weights(self, command: Command) -> Input:
         """Let the engine read the published snapshot; it must then score the probe as the trainer did."""
         host, snapshot = self._host_of(command), self.snapshot_of(command)
-        loaded: Loaded = host.submit("load_weights", snapshot).result()
         assert command.engine is not None
+        self._gate.loading(command.engine)
+        loaded: Loaded = host.submit("load_weights", snapshot).result()
+        self._sync_costs.note(command.engine, loaded)
         self._gate.check_load(command.engine, snapshot.version, host)
         return Input(InputKind.WEIGHTS_LOADED, rollout_version_last=loaded.version)
 
@@ -181,7 +185,7 @@ class RolloutOperations(RunOperations):
             if is_batch_end(record):
                 self._tell_source(record)
                 self._tell_samples(record)
-        return [*self._gate.probe_rows(records), *super().on_step(records)]
+        return [*self._gate.probe_rows(records), *self._sync_costs.rows(records), *super().on_step(records)]
 
     def _tell_source(self, record: Record) -> None:
         assert record.batch_id is not None

@@ -117,8 +117,10 @@ def test_steps_are_those_of_a_plain_pass(world: tuple[Path, tuple[Record, ...]])
 def test_metrics_stand_at_their_steps(world: tuple[Path, tuple[Record, ...]]) -> None:
     run, records = world
     frame = steps_frame(run).set_index("step")
-    logged = [r for r in records if r.kind is RecordKind.METRIC]
+    metrics = [r for r in records if r.kind is RecordKind.METRIC]
+    logged = [r for r in metrics if r.train_version is not None]
     assert logged
+    assert not {r.reason for r in metrics if r.train_version is None} & {*frame.columns}, "loads are no steps"
     for r in logged:
         np.testing.assert_equal(frame.loc[r.train_version, r.reason], r.value)
     names = {r.reason for r in logged}
@@ -185,7 +187,12 @@ def test_syncs_are_those_of_a_plain_pass(world: tuple[Path, tuple[Record, ...]])
         assert ns(row["due_at_s"]) == due[row["version"]]
         if load is None:
             assert known(row["lag"]) is None
+            assert known(row["transfer_s"]) is None
             continue
+        version = row["version"]
+        told = (version / 8, version / 4, version / 16, 1000 * version if version % 3 else None)
+        parts = tuple(known(row[name]) for name in ("pause_s", "transfer_s", "resume_s", "nbytes"))
+        assert parts == (told if version % 2 else (None,) * 4)
         moments = (load["closed"], load["begun"], load["loaded"])
         assert tuple(ns(row[name]) for name in ("closed_at_s", "load_at_s", "loaded_at_s")) == moments
         assert (known(row["lag"]), known(row["previous_version"])) == (load["lag"], load["before"])

@@ -19,6 +19,7 @@ from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.core.events import CommandKind, Record, RecordKind
 from fsm_trainer.eventlog.schema import LOG_NAME, log_metadata
 from fsm_trainer.eventlog.writer import EventLogWriter
+from tests.analysis.worlds import records_of
 from tests.replay.virtual_run import MS, log_of, virtual_run
 
 SYNCHRONOUS = SchedulerConfig(max_steps=20, max_staleness=0)
@@ -287,6 +288,25 @@ def test_a_run_that_may_overlap_is_not_synchronous(tmp_path: Path, other: dict[s
     assert found.synchronous is synchronous
     assert ("nothing overlaps" in render(found)) is synchronous
     assert ("of the limit" in render(found)) is not synchronous
+
+
+def test_what_the_loads_of_weights_cost(tmp_path: Path) -> None:
+    config, records = records_of("paced")
+    found = summarize(log_of(tmp_path, list(records), config))
+    loads = [r for r in records if r.kind is RecordKind.VERSION and r.trigger == "load"]
+    odd = [version for r in loads if (version := r.rollout_version_last or 0) % 2]
+    sized = [v for v in odd if v % 3]
+    assert len(odd) > len(sized) > 3
+    assert found.syncs is not None
+    assert found.syncs.loads == len(odd)
+    assert found.syncs.pause_s == pytest.approx(sum(odd) / len(odd) / 8)
+    assert found.syncs.resume_s == pytest.approx(sum(odd) / len(odd) / 16)
+    assert found.syncs.nbytes == pytest.approx(1000 * sum(sized) / len(sized))
+    assert found.syncs.bytes_per_s == pytest.approx(4000), "over the seconds of those whose bytes are known"
+    assert "at 4e-06 GB/s, pause " in render(found)
+    silent = summary_of(tmp_path / "silent", SchedulerConfig(max_steps=5))
+    assert silent.syncs is None
+    assert "weight syncs" not in render(silent)
 
 
 def test_json_form_is_json(tmp_path: Path) -> None:

@@ -54,7 +54,22 @@ class Measures:
     """An observer that logs metrics at each step, as a live run does: one of them not a number, one now and then."""
 
     def on_step(self, records: Sequence[Record]) -> Sequence[Record]:
-        return [row for r in records if r.kind is RecordKind.VERSION and r.trigger == "step" for row in _metrics(r)]
+        makers = {"step": _metrics, "load": _costs}
+        told = [(r, makers[r.trigger or ""]) for r in records if r.kind is RecordKind.VERSION]
+        return [row for r, make in told for row in make(r)]
+
+
+def _costs(load: Record) -> list[Record]:
+    """Of loads of odd versions, the bytes of some only."""
+    version = load.rollout_version_last or 0
+    values = {"sync_pause_s": version / 8, "sync_transfer_s": version / 4, "sync_resume_s": version / 16}
+    values |= {"sync_bytes": 1000.0 * version} if version % 3 else {}
+    common = {"machine": "engine", "cause_seq": load.seq, "engine": load.engine, "rollout_version_last": version}
+    return [
+        Record(-1, load.t_ns, RecordKind.METRIC, reason=name, value=value, **common)  # type: ignore[arg-type]
+        for name, value in values.items()
+        if version % 2
+    ]
 
 
 def _metrics(step: Record) -> list[Record]:

@@ -18,11 +18,12 @@ from fsm_trainer.eventlog.reader import read_log
 from fsm_trainer.report import build
 from fsm_trainer.report.build import build_report
 from fsm_trainer.report.chart import Chart, Table
-from fsm_trainer.report.learning_charts import learning_charts, staleness_charts
+from fsm_trainer.report.learning_charts import learning_charts, staleness_charts, sync_chart
 from fsm_trainer.report.run_data import RunData
 from fsm_trainer.report.samples import some_samples
 from fsm_trainer.report.sections import key_figures
 from fsm_trainer.report.time_charts import time_charts
+from tests.analysis.worlds import records_of
 from tests.replay.virtual_run import log_of, virtual_run
 from tests.report.made_run import CONFIG, HARM, charts_of, make_run
 
@@ -78,6 +79,20 @@ def test_every_section_and_chart_is_there(run: Path, html: str) -> None:
     tables = [tag for tag, _ in page.tags if tag == "table"]
     assert len(tables) == len(drawn) + 1, "a table behind each chart, and the settings"
     assert len(set(page.ids())) == len(page.ids())
+
+
+def test_the_parts_of_a_load_are_drawn_where_the_engines_say_them(run: Path, tmp_path: Path) -> None:
+    always = ["export", "load", "gate closed"]
+    plain = sync_chart(RunData(read_log(run)))
+    assert plain is not None
+    assert [trace["name"] for trace in plain.traces] == [row[0] for row in plain.table.rows] == always
+    config, records = records_of("paced")
+    told = sync_chart(RunData(read_log(log_of(tmp_path, list(records), config))))
+    assert told is not None
+    assert [row[0] for row in told.table.rows] == [*always, "pause", "transfer", "resume"]
+    # The world's loads of odd versions took a quarter of their version, in seconds.
+    assert told.traces[4]["y"][:3] == pytest.approx([250.0, 750.0, 1250.0])
+    assert "parts of the load" in told.caption and "parts of the load" not in plain.caption
 
 
 def test_text_of_a_run_stays_text(html: str) -> None:

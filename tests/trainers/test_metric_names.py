@@ -62,7 +62,7 @@ def test_a_real_run_leaves_every_metric(make_config: Make) -> None:
     assert {"reward/varied_reward", "reward/second_reward"} <= names
     # Those that only other settings give, or only a GPU.
     lacking = {"reward/NAME", "masked_fraction", "overlong_penalty_mean", "overlong_fraction", "mfu"}
-    lacking |= {"span_truncated_fraction"}
+    lacking |= {"span_truncated_fraction", "sync_pause_s", "sync_resume_s"}
     assert set(BY_NAME) - names == lacking
     of_steps = [row for row in first if row.train_version is not None]
     assert {row.staleness for row in of_steps} == {0, 1}

@@ -24,7 +24,7 @@ from fsm_trainer.trainers import RunResult
 from fsm_trainer.trainers import trainer as trainer_module
 from fsm_trainer.trainers.engines import sampling_params
 from fsm_trainer.trainers.mismatch import MismatchGate
-from tests.trainers.helpers import ROWS, log_of, metrics_of, varied_reward
+from tests.trainers.helpers import ROWS, log_of, metrics_of, sequence, train_batch, varied_reward
 
 Make = Callable[..., TrainConfig]
 Faulty = type[HFRolloutEngine]
@@ -286,7 +286,40 @@ def test_samples_are_scored_at_the_temperature_of_the_run() -> None:
     assert gate(None).check_generation(0, ((5, 6),), Rollout(samples, 2, 2), host) is None
 
 
+def test_a_generation_is_not_held_to_scores_of_weights_that_came_after_it() -> None:
+    """With loads amid generations, an engine may begin one before it has scored what it has generated."""
+    samples = tuple((Sample((9, 8), (-1.0, -2.0), "length"),) for _ in range(2))
+    prompts, own = ((5, 6), (7, 7)), Rollout(samples, 2, 2)
+    far = Host([(-5.0, -9.0, -9.0)] * 2)
+    checked = gate()
+    checked.check_load(0, 2, far)
+    with pytest.raises(LogprobMismatch):
+        checked.check_generation(0, prompts, own, far)
+    checked.loading(0)
+    assert checked.check_generation(0, prompts, own, far) is None, "it loads"
+    checked.check_load(0, 3, far)
+    assert checked.check_generation(0, prompts, own, far) is None, "it has loaded"
+    assert len(far.asked) == 1
+    checked.check_load(1, 2, far)
+
+    class Loads(Host):
+        def submit(self, method: str, *args: Any) -> Future[Any]:
+            checked.loading(1)
+            return super().submit(method, *args)
+
+    assert checked.check_generation(1, prompts, own, Loads(far.scores)) is None, "it began to load meanwhile"
+
+
 def test_only_a_fresh_batch_is_held_to_the_limit() -> None:
-    assert gate().limit_of_step(3, 3) == GapLimit(0.1)
-    assert gate().limit_of_step(2, 3) is None
-    assert gate(None).limit_of_step(3, 3) is None
+    fresh = train_batch(0, 3)
+    assert gate().limit_of_step(fresh, 3) == GapLimit(0.1)
+    assert gate().limit_of_step(train_batch(0, 2), 3) is None
+    assert gate(None).limit_of_step(fresh, 3) is None
+
+
+def test_a_batch_of_mixed_versions_is_not_taken_for_a_fresh_one() -> None:
+    mixed = replace(sequence(), version_spans=((2, 1), (3, 1)))
+    for stamp in (2, 3):
+        batch = train_batch(0, stamp, train_sequences=(sequence(), mixed))
+        assert batch.rollout_versions == {2, 3}
+        assert gate().limit_of_step(batch, 3) is None
