@@ -54,17 +54,23 @@ class QueueOperations(RunOperations):
             return Input(InputKind.EXHAUSTED)
         if not isinstance(batch, AsyncTrainBatch) or not batch.train_sequences:
             raise ValueError(f"the train queue gave {batch!r}, expected an AsyncTrainBatch with at least one sequence")
+        oldest = min(batch.rollout_versions)
+        if oldest < batch.rollout_policy_version:
+            raise ValueError(
+                f"batch {batch.prompt_batch_id} is stamped with version {batch.rollout_policy_version} but version "
+                f"{oldest} drew some of its tokens, expected the oldest as rollout_policy_version, from which "
+                f"staleness counts"
+            )
         self.work_of(command).train_batch = batch
         return Input(InputKind.LOADED)
 
     def generate(self, command: Command) -> Input:
         """Pass on the producer's stamp."""
         batch = self._batch_of(command)
-        version = batch.rollout_policy_version
         return Input(
             InputKind.GENERATED,
-            rollout_version_first=version,
-            rollout_version_last=version,
+            rollout_version_first=batch.rollout_policy_version,
+            rollout_version_last=max(batch.rollout_versions),
             tokens=sum(sum(s.loss_mask) for s in batch.train_sequences),
         )
 

@@ -308,6 +308,9 @@ def test_a_log_of_the_first_schema_is_read() -> None:
         frame = frame_of_run(run)
         assert len(frame) > 0
         pd.testing.assert_frame_equal(frame_of_run(load_events(run)), frame)
+    costs = sync_frame(run)[["pause_s", "transfer_s", "resume_s", "nbytes"]]
+    assert costs.isna().all(axis=None), "nor what a load cost"
+    assert costs.dtypes.astype(str).tolist() == ["float64"] * 3 + ["Int64"]
 
 
 @pytest.mark.parametrize("name", FRAMES)

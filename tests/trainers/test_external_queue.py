@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from fsm_trainer import AsyncPolicyTrainer
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.core.batch_queue import QueueClosed
-from fsm_trainer.core.events import RecordKind
+from fsm_trainer.core.events import Record, RecordKind
 from fsm_trainer.engines.base import Snapshot
 from fsm_trainer.engines.weight_sync.transport import read_snapshot
 from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
@@ -98,6 +99,39 @@ def test_stale_batches_are_dropped(make_config: Make) -> None:
     assert (result.outcome, result.train_version) == ("completed", 3), result.message
     assert ends_of(result.run.path) == {"stale": 2}
     assert [line["staleness_mean"] for line in metrics_of(result.run.path)] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(("policy", "loss_tokens"), [("keep", 4), ("mask", 3), ("correct", 4)])
+def test_batches_of_mixed_versions(make_config: Make, policy: str, loss_tokens: int) -> None:
+    """The second batch was begun with version 0 and ended with version 1; its made-up logprobs are far off."""
+    first, second = train_batch(0, 0), train_batch(1, 0)
+    mixed = replace(second.train_sequences[0], version_spans=((0, 1), (1, 1)))
+    queue = AsyncTrainBatchQueue(2)
+    queue.put(first)
+    queue.put(replace(second, train_sequences=(mixed, *second.train_sequences[1:])))
+    queue.close()
+    result = AsyncPolicyTrainer(make_config(max_steps=None, async_span_policy=policy), queue=queue).fit()
+    assert (result.outcome, result.train_version) == ("completed", 2), result.message
+    lines = metrics_of(result.run.path)
+    assert [line["span_old_fraction"] for line in lines] == [0.0, 0.25]
+    assert [line["loss_tokens"] for line in lines] == [4, loss_tokens]
+    assert [line["staleness_mean"] for line in lines] == [0, 1], "from the first token"
+    assert ("span_truncated_fraction" in lines[1]) is (policy == "correct")
+    stamps = [(r.rollout_version_first, r.rollout_version_last) for r in log_of(result.run.path) if is_stamp(r)]
+    assert stamps == [(0, 0), (0, 1)]
+
+
+def is_stamp(r: Record) -> bool:
+    return r.kind is RecordKind.INPUT and r.trigger == "generated"
+
+
+def test_a_batch_must_be_stamped_with_its_oldest_version(make_config: Make) -> None:
+    mixed = replace(train_batch(0, 1).train_sequences[0], version_spans=((0, 1), (1, 1)))
+    queue = AsyncTrainBatchQueue(1)
+    queue.put(train_batch(0, 1, train_sequences=(mixed,)))
+    result = AsyncPolicyTrainer(make_config(), queue=queue).fit()
+    assert (result.outcome, result.exit_code) == ("failed", 1)
+    assert "batch 0 is stamped with version 1 but version 0 drew some of its tokens" in result.message
 
 
 def test_or_fail_the_run_if_so_configured(make_config: Make) -> None:
