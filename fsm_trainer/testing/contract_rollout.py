@@ -72,6 +72,8 @@ class RolloutContract:
                 rollout = engine.generate(self._request)
                 stamps = (rollout.version_first, rollout.version_last)
                 assert stamps == (version, version), f"serves version {version}, stamps {stamps}"
+                drew = {span.version for group in rollout.groups for sample in group for span in sample.spans}
+                assert drew <= {version}, f"serves version {version}, spans of versions {sorted(drew)}"
 
     def groups_follow_the_prompts(self) -> None:
         """One group for each prompt, `n_samples` samples each."""
@@ -80,13 +82,15 @@ class RolloutContract:
         assert [len(group) for group in groups] == wanted, f"groups of {[len(g) for g in groups]}, expected {wanted}"
 
     def tokens_and_logprobs_align(self) -> None:
-        """Each token has its logprob, at most 0 and finite; no sample is longer than asked."""
+        """Each token has its logprob, at most 0 and finite, and its version's span; no sample is longer than asked."""
         for sample in (sample for group in self._rollout().groups for sample in group):
             assert len(sample.tokens) == len(sample.logprobs), f"{len(sample.tokens)} tokens, {sample.logprobs}"
             assert len(sample.tokens) <= self._sampling.max_new_tokens, f"{len(sample.tokens)} tokens"
             assert all(math.isfinite(p) and p <= 0 for p in sample.logprobs), f"logprobs {sample.logprobs}"
             assert sample.finish_reason in ("stop", "length"), f"finish_reason {sample.finish_reason!r}"
             whole = sample.finish_reason == "stop" or len(sample.tokens) == self._sampling.max_new_tokens
+            drawn = sum(span.tokens for span in sample.spans)
+            assert drawn in (0, len(sample.tokens)), f"spans {sample.spans} of a sample of {len(sample.tokens)} tokens"
             assert whole, f"stopped by length after {len(sample.tokens)} of {self._sampling.max_new_tokens} tokens"
 
     def same_seed_same_samples(self) -> None:

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 from fsm_trainer.core.batch import TrainSequence
-from fsm_trainer.engines.base import Loaded, Rollout, RolloutRequest, SamplingParams, Scores, Snapshot, TrainResult
+from fsm_trainer.engines.base import (
+    Loaded,
+    Rollout,
+    RolloutRequest,
+    SamplingParams,
+    Scores,
+    Snapshot,
+    TrainResult,
+    VersionSpan,
+)
 from fsm_trainer.engines.logprob_gap import GapLimit
 from fsm_trainer.testing import (
     Check,
@@ -115,6 +124,25 @@ class Misaligned(FakeRolloutEngine):
         return replace(whole, groups=(bad, *whole.groups[1:]))
 
 
+class Lossy(FakeRolloutEngine):
+    """Its spans lack a token."""
+
+    def generate(self, request: RolloutRequest) -> Rollout:
+        whole = super().generate(request)
+        spans = (VersionSpan(whole.version_first, len(whole.groups[0][0].tokens) - 1),)
+        first = replace(whole.groups[0][0], spans=spans)
+        return replace(whole, groups=((first, *whole.groups[0][1:]), *whole.groups[1:]))
+
+
+class Nostalgic(FakeRolloutEngine):
+    """Says that an older version drew its tokens than the one it stamps."""
+
+    def generate(self, request: RolloutRequest) -> Rollout:
+        whole = super().generate(request)
+        old = tuple(replace(sample, spans=(VersionSpan(0, len(sample.tokens)),)) for sample in whole.groups[0])
+        return replace(whole, groups=(old, *whole.groups[1:]))
+
+
 class Moody(FakeRolloutEngine):
     """Samples otherwise each time."""
 
@@ -185,9 +213,11 @@ class Leaky(FakeRolloutEngine):
     [
         (Eager, "serves_nothing_before_weights"),
         (Boastful, "reports_the_version_it_loaded"),
+        (Nostalgic, "reports_the_version_it_loaded"),
         (Stuck, "reports_the_version_it_loaded"),
         (Short, "groups_follow_the_prompts"),
         (Misaligned, "tokens_and_logprobs_align"),
+        (Lossy, "tokens_and_logprobs_align"),
         (Moody, "same_seed_same_samples"),
         (Seedless, "another_seed_gives_other_samples"),
         (Guesser, "scores_agree_with_its_samples"),
