@@ -13,6 +13,7 @@ from fsm_trainer.config.objective_settings import make_objective
 from fsm_trainer.config.preflight import Inputs, plan_warnings
 from fsm_trainer.config.train_config import TrainConfig
 from fsm_trainer.core.config import SchedulerConfig
+from fsm_trainer.trainers.engines import engine_words, transport_of
 from fsm_trainer.trainers.run_directory import RunDirectory
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "pyarrow", "pandas", "transitions", "vllm")
@@ -41,7 +42,8 @@ def _plan_rows(config: TrainConfig, inputs: Inputs, scheduler: SchedulerConfig) 
         *([("resumed from", f"{config.resume}, after step {scheduler.first_version}")] if config.resume else []),
         ("machines", f"1 run, 1 trainer, {scheduler.workers} rollout worker(s), {scheduler.engines} engine(s)"),
         ("train engine", f"hf on {_train_devices(config)}, {config.threads} thread(s)"),
-        *[(f"rollout engine {i}", _engine(config, group)) for i, group in enumerate(config.rollout_groups)],
+        *[(f"rollout engine {i}", engine_words(config, i)) for i in range(config.engines)],
+        ("weight sync", f"{transport_of(config)}, {config.async_sync_mode if config.is_async else 'drain'} mode"),
         ("scheduler", json.dumps({k: v for k, v in scheduler.to_dict().items() if k != "deadlines"})),
         ("deadlines [s]", json.dumps(scheduler.to_dict()["deadlines"])),
         ("dataset", _dataset(inputs)),
@@ -88,11 +90,6 @@ def _objective(config: TrainConfig) -> str:
 
 def _train_devices(config: TrainConfig) -> str:
     return ", ".join(parse_devices("--train-devices", config.train_devices or ""))
-
-
-def _engine(config: TrainConfig, group: tuple[str, ...]) -> str:
-    where = "its own process" if config.rollout_host == "process" else "a thread of this process"
-    return f"{config.rollout_engine} on {', '.join(group)} in {where}"
 
 
 def _samples(config: TrainConfig, run: RunDirectory) -> str:

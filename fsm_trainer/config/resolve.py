@@ -26,10 +26,10 @@ MAX_LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 0.2}
 def resolve(config: TrainConfig, cuda_devices: int) -> TrainConfig:
     """The configuration with every default that depends on this machine or on another setting filled in."""
     config = config.model_copy(update=_expanded(config))
-    train = config.train_devices or ("cuda:0" if cuda_devices else "cpu")
+    train = config.train_devices or ("0" if cuda_devices else "cpu")
     output = config.output_dir or next_free_folder(Path("runs"), config.preset or config.algo)
     found: dict[str, object] = {
-        "train_devices": train,
+        "train_devices": ",".join(parse_devices("--train-devices", train)),
         "output_dir": output,
         "save_path": config.save_path or str(Path(output) / "checkpoints"),
         "max_logprob_gap": MAX_LOGPROB_GAP[config.dtype] if config.max_logprob_gap is None else config.max_logprob_gap,

@@ -228,6 +228,7 @@ class TrainConfig(
             max_staleness=self.async_max_staleness,
             sync_interval=self.async_sync_interval_steps,
             max_steps=max_steps,
+            sync_mode=self.async_sync_mode,
             drop_stale=self.async_drop_stale_batches,
             max_no_step_batches=self.async_max_no_step_batches,
             save_interval=self.save_interval,

@@ -126,8 +126,8 @@ class RolloutEngine(Protocol):
     batches, and by `load_weights` while they run (`--async-sync-mode inflight`); others do one call after the other.
     """
 
-    def start(self) -> None:
-        """Build the model; called once, before anything else."""
+    def start(self) -> dict[str, float] | None:
+        """Build the model; called once, before anything else. May say how many seconds its parts took, by name."""
 
     def load_weights(self, snapshot: Snapshot) -> Loaded:
         """Install a snapshot's weights; say which version is served now and what the load cost.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -117,6 +118,13 @@ class CallThreads:
                 self._ended = True
                 for _ in self._threads:
                     self._jobs.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """After `end`: whether every thread has ended within the time."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import structlog
 
 from fsm_trainer.algorithms.registry import get_algorithm
-from fsm_trainer.config import TrainConfig
+from fsm_trainer.config import ConfigError, TrainConfig
+from fsm_trainer.config.engine_settings import memory_share
+from fsm_trainer.config.errors import one_line
 from fsm_trainer.config.objective_settings import make_objective
 from fsm_trainer.engines.base import RolloutEngine, SamplingParams, TrainEngine
+from fsm_trainer.engines.vllm_versions import check_vllm, untried
+from fsm_trainer.engines.weight_sync.choose import choose_transport, make_transport
+from fsm_trainer.engines.weight_sync.transport import WeightTransport
 from fsm_trainer.runtime.host import EngineHost, InlineHost, ProcessHost
 
 if TYPE_CHECKING:
     from fsm_trainer.engines.hf_lora import LoraSettings
 
+_HERE = ("localhost", "127.0.0.1", "::1")
+"""How a server on this machine is addressed."""
+_log = structlog.get_logger("fsm_train")
 
-def make_train_engine(config: TrainConfig) -> TrainEngine:
-    """The train engine of a resolved configuration; it loads nothing before `start`."""
+
+def make_train_engine(config: TrainConfig, transport: WeightTransport | None = None) -> TrainEngine:
+    """The train engine of a resolved configuration, which publishes by `transport` (None: shared memory) and closes it.
+
+    It loads nothing before `start`.
+    """
     from fsm_trainer.engines.hf_train import HFTrainEngine
 
     assert config.ckpt is not None and config.train_devices is not None, config
@@ -48,6 +66,36 @@ def make_train_engine(config: TrainConfig) -> TrainEngine:
         dtype=config.dtype,
         threads=config.threads,
         seed=config.seed,
+        transport=transport,
+    )
+
+
+def transport_of(config: TrainConfig) -> str:
+    """How weights reach the rollout engines of a resolved configuration. ConfigError if it cannot be as asked."""
+    assert config.train_devices is not None, config
+    try:
+        return choose_transport(
+            config.policy_sync_transport,
+            train_device=config.train_devices,
+            rollout_devices=[device for group in config.rollout_groups for device in group],
+            engine=config.rollout_engine,
+            host=config.rollout_host,
+            local_servers=all(urlsplit(url).hostname in _HERE for url in config.base_urls),
+        )
+    except ValueError as error:
+        raise ConfigError(one_line(error).replace("policy_sync_transport", "--policy-sync-transport")) from error
+
+
+def make_weight_transport(config: TrainConfig) -> WeightTransport:
+    """The transport of a resolved configuration."""
+    name = transport_of(config)
+    _log.info("weight_transport", name=name, asked=config.policy_sync_transport)
+    return make_transport(
+        name,
+        bucket_bytes=config.policy_sync_bucket_mb << 20,
+        directory=Path(str(config.output_dir)).absolute() / "weights",
+        receivers=config.engines,
+        ranks=config.rollout_tp_size or 1,
     )
 
 
@@ -76,9 +124,13 @@ def sampling_params(config: TrainConfig) -> SamplingParams:
 
 def rollout_engine_factory(config: TrainConfig, engine: int) -> Callable[[], RolloutEngine]:
     """What makes rollout engine number `engine`; can be pickled, so that it can be made in another process."""
+    assert config.ckpt is not None, config
+    if config.base_urls:
+        return _server_factory(config, engine)
+    if config.rollout_engine == "vllm":
+        return _vllm_factory(config, engine)
     from fsm_trainer.engines.hf_rollout import HFRolloutEngine
 
-    assert config.ckpt is not None, config
     # The engine itself rather than a function of this module, or its process would import the whole trainer.
     return partial(
         HFRolloutEngine,
@@ -91,7 +143,55 @@ def rollout_engine_factory(config: TrainConfig, engine: int) -> Callable[[], Rol
     )
 
 
+def _vllm_factory(config: TrainConfig, engine: int) -> Callable[[], RolloutEngine]:
+    from fsm_trainer.engines.vllm_local import vllm_engine
+
+    assert config.ckpt is not None
+    group, further = config.rollout_groups[engine], dict(config.vllm_arg or {})
+    return partial(
+        vllm_engine,
+        config.ckpt,
+        sampling_params(config),
+        devices=group,
+        dtype=config.dtype,
+        max_model_len=further.pop("max_model_len", config.max_prompt_tokens + config.max_new_tokens),
+        memory_utilization=memory_share(config, group),
+        threads=config.threads,
+        seed=config.seed,
+        transport=transport_of(config),
+        engine_args=further,
+    )
+
+
+def _server_factory(config: TrainConfig, engine: int) -> Callable[[], RolloutEngine]:
+    from fsm_trainer.engines.vllm_server import vllm_server_engine
+
+    assert config.ckpt is not None
+    return partial(
+        vllm_server_engine,
+        config.base_urls[engine],
+        config.ckpt,
+        sampling_params(config),
+        dtype=config.dtype,
+        max_model_len=config.max_prompt_tokens + config.max_new_tokens,
+        start_timeout_s=config.start_timeout_s or math.inf,
+    )
+
+
+def engine_words(config: TrainConfig, engine: int) -> str:
+    """Rollout engine number `engine` in words: kind and version, devices or server, and where it lives."""
+    if config.base_urls:
+        return f"vllm server {config.base_urls[engine]}"
+    kind, package = ("vllm", check_vllm()) if config.rollout_engine == "vllm" else ("hf", version("transformers"))
+    devices = ", ".join(config.rollout_groups[engine])
+    where = "its own process" if config.rollout_host == "process" else "this process"
+    return f"{kind} ({'transformers ' if kind == 'hf' else ''}{package}) on {devices} in {where}"
+
+
 def make_rollout_host(config: TrainConfig, engine: int) -> EngineHost:
-    """The host of rollout engine number `engine`, started."""
+    """The host of rollout engine number `engine`, started; what talks to a server lives in this process."""
     factory, name = rollout_engine_factory(config, engine), f"engine-{engine}"
+    _log.info("engine_starting", engine=engine, what=engine_words(config, engine))
+    if config.rollout_engine == "vllm" and not config.base_urls and (doubt := untried(check_vllm())) is not None:
+        _log.warning("engine_untried", engine=engine, message=doubt)
     return ProcessHost(factory, name) if config.rollout_host == "process" else InlineHost(factory, name)

@@ -24,6 +24,7 @@ from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.data.datasets import Rows
 from fsm_trainer.data.reasoning_gym import default_reward_for
 from fsm_trainer.presets import prepare_preset
+from fsm_trainer.trainers.engines import transport_of
 
 
 @dataclass
@@ -77,6 +78,7 @@ def prepare(config: TrainConfig, *, reward_fn: GivenRewards | None = None, datas
     check_machine(config, cuda_devices, provided)
     config = resolve(config, cuda_devices)
     check_machine(config, cuda_devices, provided)
+    transport_of(config)  # refuses one that cannot be
     # The files of a resumed run's preset lie in the folder of the run before.
     if config.preset is None or point is not None:
         inputs = check_inputs(config, reward_fn=reward_fn, dataset=dataset)
@@ -107,8 +109,10 @@ def prepare_for_queue(config: TrainConfig) -> Prepared:
             raise ConfigError(
                 f"{flag(name)} has no meaning with a queue, whose batches are scored already; leave it out"
             )
-    config = resolve(config, cuda_devices)
+    # Whoever generates reads the published weights by itself.
+    config = resolve(config.model_copy(update={"rollout_engine": "hf"}), cuda_devices)
     check_machine(config, cuda_devices, provided)
+    transport_of(config)
     check_model(config)
     _go_on(point, config, None)
     return Prepared(locate(config), None, resume=point)

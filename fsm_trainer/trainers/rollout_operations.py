@@ -11,15 +11,15 @@ from typing import Any, Protocol
 
 import structlog
 
-from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Record
+from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Record, RecordKind
 from fsm_trainer.core.machines import BatchState
 from fsm_trainer.data.prompts import PromptBatch
-from fsm_trainer.engines.base import Loaded, Rollout, RolloutRequest, TrainEngine
+from fsm_trainer.engines.base import Rollout, RolloutRequest, TrainEngine
 from fsm_trainer.runtime.clock import Clock
-from fsm_trainer.runtime.failures import EngineDied
 from fsm_trainer.runtime.host import EngineHost
+from fsm_trainer.trainers.engine_hosts import Deliver, EngineHosts
 from fsm_trainer.trainers.mismatch import MismatchGate
-from fsm_trainer.trainers.operations import RunOperations, digest, is_batch_end
+from fsm_trainer.trainers.operations import OperationAborted, RunOperations, digest, is_batch_end
 from fsm_trainer.trainers.run_directory import RunDirectory
 from fsm_trainer.trainers.samples import SampleWriter
 from fsm_trainer.trainers.saving import Saver
@@ -72,34 +72,39 @@ class RolloutOperations(RunOperations):
         always_steps: bool,
         gate: MismatchGate | None = None,
         saver: Saver | None = None,
+        deliver: Deliver | None = None,
     ) -> None:
-        """`always_steps`: the loss has a term (entropy, KL) that makes even a batch without advantages a step."""
+        """`always_steps`: the loss has a term (entropy, KL) that makes even a batch without advantages a step.
+
+        `deliver` is the trainer's part in a load, if it has one.
+        """
         super().__init__(train_engine=train_engine, run=run, gate=gate, saver=saver)
         self._source = source
         self._scorer = scorer
-        self._make_host = make_host
         self._seed = seed
         self._clock = clock
-        self._post = post
         self._samples = samples
         self._always_steps = always_steps
-        self._hosts: dict[int, EngineHost] = {}
+        self._hosts = EngineHosts(make_host, post, deliver)
         self._sync_costs = SyncCosts()
         scorer.start(run.reward_output)
 
+    def execute(self, command: Command) -> Input:
+        """Do it, blocking; raises on failure, and at once if it was aborted before it began."""
+        try:
+            return super().execute(command)
+        finally:
+            self._hosts.done(command)
+
     def start_engine(self, command: Command) -> Input:
-        """Start the engine's host, then the engine."""
-        assert command.engine is not None
-        engine = command.engine
-        host = self._hosts[engine] = self._make_host(engine)
-
-        def tell(death: EngineDied) -> None:
-            self._post(Input(InputKind.ENGINE_DIED, engine=engine, message=str(death)))
-
-        host.on_death(tell)
+        """Start the engine's host, then the engine; what there was of it before has ended."""
+        host = self._hosts.start(command)
         if self.was_aborted(command):
             host.kill()  # the abort may have come before there was a host to kill
-        host.submit("start").result()
+        began = time.perf_counter()
+        parts: dict[str, float] | None = host.submit("start").result()
+        seconds = {**(parts or {}), "total_s": time.perf_counter() - began}
+        _log.info("engine_started", engine=command.engine, **{name: round(took, 2) for name, took in seconds.items()})
         return Input(InputKind.STARTED)
 
     def load_prompts(self, command: Command) -> Input:
@@ -116,10 +121,10 @@ class RolloutOperations(RunOperations):
         work = self.work_of(command)
         assert work.prompts is not None and command.engine is not None
         request = RolloutRequest(work.prompts.batch_id, work.prompts.prompt_tokens, self._seed)
-        begin = time.perf_counter()
-        rollout: Rollout = self._host_of(command).submit("generate", request).result()
+        host, begin = self._host_of(command), time.perf_counter()
+        rollout: Rollout = host.submit("generate", request).result()
         work.rollout, work.rollout_s, work.engine = rollout, time.perf_counter() - begin, command.engine
-        work.rescored = self._gate.check_generation(command.engine, request.prompts, rollout, self._host_of(command))
+        work.rescored = self._gate.check_generation(command.engine, request.prompts, rollout, host)
         samples = [sample for group in rollout.groups for sample in group]
         return Input(
             InputKind.GENERATED,
@@ -153,17 +158,19 @@ class RolloutOperations(RunOperations):
         host, snapshot = self._host_of(command), self.snapshot_of(command)
         assert command.engine is not None
         self._gate.loading(command.engine)
-        loaded: Loaded = host.submit("load_weights", snapshot).result()
+        loaded = self._hosts.load(host, snapshot, command.engine)
         self._sync_costs.note(command.engine, loaded)
         self._gate.check_load(command.engine, snapshot.version, host)
         return Input(InputKind.WEIGHTS_LOADED, rollout_version_last=loaded.version)
 
     def abort(self, command: Command) -> None:
-        """Ask a generation to end; kill the host of one that does not, or of what cannot be interrupted."""
+        """Ask a generation to end; kill the host of one that does not, or of what cannot be interrupted.
+
+        Of a concurrent engine this ends every generation: one is aborted only when all of them are given up.
+        """
         if command.kind is CommandKind.REWARD:
             self._scorer.abort()
-        host = self._hosts.get(command.engine) if command.engine is not None else None
-        if host is None:
+        if (host := self._hosts.used_by(command)) is None:
             return
         if command.kind is CommandKind.GENERATE:
             host.submit_urgent("abort")
@@ -185,6 +192,9 @@ class RolloutOperations(RunOperations):
             if is_batch_end(record):
                 self._tell_source(record)
                 self._tell_samples(record)
+            elif record.kind is RecordKind.COMMAND and record.trigger == CommandKind.START_ENGINE.value:
+                assert record.engine is not None
+                self.await_at_close(self._hosts.restarting(record.engine))
         return [*self._gate.probe_rows(records), *self._sync_costs.rows(records), *super().on_step(records)]
 
     def _tell_source(self, record: Record) -> None:
@@ -215,19 +225,20 @@ class RolloutOperations(RunOperations):
     def close(self, timeout_s: float) -> None:
         """End every engine, then the trainer's. An engine whose operation was given up is killed at once."""
         self._source.close()
-        given_up = {command.engine for command in tuple(self._running.values())}
         with ExitStack() as stack:
+            stack.callback(self._hosts.join, timeout_s)
             stack.callback(super().close, timeout_s)
             stack.callback(self._close_samples, timeout_s)
             stack.callback(self._scorer.close)
-            for engine, host in self._hosts.items():
-                end = host.kill if engine in given_up else partial(host.close, timeout_s)
-                stack.callback(end)
+            stack.callback(self._hosts.close, timeout_s)
 
     def _close_samples(self, timeout_s: float) -> None:
         if self._samples is not None and not self._samples.close(timeout_s):
             _log.warning("samples_left_behind", waited_s=timeout_s)
 
     def _host_of(self, command: Command) -> EngineHost:
-        assert command.engine is not None, command
-        return self._hosts[command.engine]
+        """The host that the command acts on; OperationAborted if an abort came before it was known."""
+        host = self._hosts.of(command)
+        if self.was_aborted(command):
+            raise OperationAborted(f"{command.kind.value} was aborted before it reached its engine")
+        return host

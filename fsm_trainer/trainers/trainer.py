@@ -36,7 +36,7 @@ from fsm_trainer.runtime.signals import stop_signals
 from fsm_trainer.runtime.threads import brisk_switching
 from fsm_trainer.runtime.train_queue import AsyncTrainBatchQueue
 from fsm_trainer.trainers.closing import close_lanes, close_log, close_operations
-from fsm_trainer.trainers.engines import make_rollout_host, make_train_engine
+from fsm_trainer.trainers.engines import make_rollout_host, make_train_engine, make_weight_transport
 from fsm_trainer.trainers.metrics import StepMetrics
 from fsm_trainer.trainers.mismatch import MismatchGate
 from fsm_trainer.trainers.operations import RunOperations
@@ -165,10 +165,12 @@ class Trainer:
             overlong=OverlongPenalty(config.max_new_tokens, buffer, config.overlong_penalty) if buffer else None,
             groups_per_batch=config.batch_size if samples_dynamically(config) else None,
         )
+        transport = make_weight_transport(config)
         return RolloutOperations(
             source=inputs.prompts,
             scorer=scorer,
-            train_engine=make_train_engine(config),
+            train_engine=make_train_engine(config, transport),
+            deliver=transport.deliver,
             make_host=lambda engine: make_rollout_host(config, engine),
             run=run,
             seed=config.seed,
@@ -271,7 +273,7 @@ class AsyncPolicyTrainer(Trainer):
         return QueueOperations(
             queue=self._queue,
             on_weights=self._on_weights,
-            train_engine=make_train_engine(self.config),
+            train_engine=make_train_engine(self.config, make_weight_transport(self.config)),
             run=run,
             timeout_s=self.config.async_queue_timeout_s or None,
             gate=MismatchGate.of(self.config),

@@ -32,7 +32,8 @@ def test_machine_with_cuda() -> None:
 
 def test_rollout_devices_make_engines_and_workers() -> None:
     config = resolve(TrainConfig(train_devices="0", rollout_devices="1..3"), 4)
-    assert config.rollout_devices == "cuda:1,cuda:2,cuda:3"
+    # As torch names them.
+    assert (config.train_devices, config.rollout_devices) == ("cuda:0", "cuda:1,cuda:2,cuda:3")
     assert (config.async_rollout_workers, config.threads) == (3, 2)
     assert config.rollout_groups == (("cuda:1",), ("cuda:2",), ("cuda:3",))
 

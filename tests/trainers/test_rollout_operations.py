@@ -172,7 +172,7 @@ def test_an_abort_while_the_host_is_made_kills_it(stage: Stage) -> None:
         stage.operations.notice(Command(6, C.ABORT, target=5))
         return stage.make_host(engine)
 
-    stage.operations._make_host = make_host  # type: ignore[assignment]
+    stage.operations._hosts._make = make_host  # type: ignore[assignment]
     stage.do(C.START_ENGINE, 5, engine=3)
     assert "kill" in stage.hosts[3].calls
     stage.operations.close(10)

@@ -1,0 +1,140 @@
+"""The hosts of the rollout engines, by number; a restarted engine gets a new one.
+
+A command keeps to the host that it began on: what is aborted or goes wrong there is never its successor's affair, and a
+command from before a restart never reaches the new engine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from fsm_trainer.core.events import Command, Input, InputKind
+from fsm_trainer.engines.base import Loaded, Snapshot
+from fsm_trainer.runtime.failures import EngineDied, HostClosed
+from fsm_trainer.runtime.host import EngineHost
+from fsm_trainer.runtime.threads import CallThreads
+
+Deliver = Callable[[Snapshot, int], None]
+"""The trainer's part in a load: of which snapshot, into which engine (`WeightTransport.deliver`)."""
+
+
+class EngineHosts:
+    """Used by the loop thread and by the worker threads of all engines at once."""
+
+    def __init__(
+        self, make: Callable[[int], EngineHost], post: Callable[[Input], None], deliver: Deliver | None = None
+    ) -> None:
+        """`make` starts an engine's host, `post` takes the news of a death."""
+        self._make = make
+        self._post = post
+        self._deliver = deliver
+        self._deliveries = CallThreads("fsm-deliver")
+        self._lock = threading.Lock()
+        self._hosts: dict[int, tuple[int, EngineHost]] = {}
+        """Of each engine the `op` of its start, and its host."""
+        self._retired: dict[int, EngineHost] = {}
+        self._used: dict[int, EngineHost] = {}
+        """`op` of each command that has begun -> the host it acts on."""
+
+    def start(self, command: Command) -> EngineHost:
+        """Make the host of the command's engine; one that was there before has ended when the new one begins."""
+        engine = command.engine
+        assert engine is not None, command
+        self._retire(engine)
+        if (before := self._retired.pop(engine, None)) is not None:
+            before.kill()
+        host = self._make(engine)
+        with self._lock:
+            self._hosts[engine] = (command.op, host)
+            self._used[command.op] = host
+        host.on_death(partial(self._tell, engine, host))
+        return host
+
+    def of(self, command: Command) -> EngineHost:
+        """The host that a command acts on. HostClosed if its engine was started anew since the command was given."""
+        assert command.engine is not None, command
+        with self._lock:
+            started, host = self._hosts.get(command.engine, (command.op, None))
+            if host is None or command.op < started:
+                raise HostClosed(
+                    f"engine-{command.engine} was started anew after this {command.kind.value} was ordered"
+                )
+            self._used[command.op] = host
+        return host
+
+    def used_by(self, command: Command) -> EngineHost | None:
+        """The host that a running command acts on, once it does."""
+        with self._lock:
+            return self._used.get(command.op)
+
+    def done(self, command: Command) -> None:
+        """A command has ended."""
+        with self._lock:
+            self._used.pop(command.op, None)
+
+    def restarting(self, engine: int) -> threading.Thread | None:
+        """A start was ordered: end the engine's host if it has one, at once, since a hung call holds up the start.
+
+        Returns the thread that does so.
+        """
+        if (host := self._retire(engine)) is None:
+            return None
+        thread = threading.Thread(target=host.kill, name=f"fsm-end-engine-{engine}", daemon=True)
+        thread.start()
+        return thread
+
+    def load(self, host: EngineHost, snapshot: Snapshot, engine: int) -> Loaded:
+        """Let an engine load while the trainer does its part; whichever fails first fails the load."""
+        load: Future[Loaded] = host.submit("load_weights", snapshot)
+        if self._deliver is None:
+            return load.result()
+        delivery: Future[None] = Future()
+        self._deliveries.post(partial(_settle, delivery, partial(self._deliver, snapshot, engine)))
+        both: tuple[Future[Any], ...] = (load, delivery)
+        for ended in wait(both, return_when=FIRST_EXCEPTION).done:
+            ended.result()
+        return load.result()
+
+    def close(self, timeout_s: float) -> None:
+        """End every engine; one with a command that was given up is killed at once."""
+        with self._lock:
+            busy = list(self._used.values())
+            hosts = [host for _, host in self._hosts.values()]
+        with ExitStack() as stack:
+            stack.callback(self._deliveries.end)
+            for host in self._retired.values():
+                stack.callback(host.kill)
+            for host in hosts:
+                stack.callback(host.kill if host in busy else partial(host.close, timeout_s))
+
+    def join(self, timeout_s: float) -> bool:
+        """After `close`: whether every delivery has ended within the time."""
+        return self._deliveries.join(timeout_s)
+
+    def _retire(self, engine: int) -> EngineHost | None:
+        """Forget an engine's host, which is to end; what it tells from now on is not heard."""
+        with self._lock:
+            _, host = self._hosts.pop(engine, (0, None))
+            if host is not None:
+                self._retired[engine] = host
+        return host
+
+    def _tell(self, engine: int, host: EngineHost, death: EngineDied) -> None:
+        with self._lock:
+            current = engine in self._hosts and self._hosts[engine][1] is host
+        if current:
+            self._post(Input(InputKind.ENGINE_DIED, engine=engine, message=str(death)))
+
+
+def _settle(future: Future[None], do: Callable[[], None]) -> None:
+    try:
+        do()
+    except BaseException as error:  # whatever it is, it fails the load that waits for it
+        future.set_exception(error)
+    else:
+        future.set_result(None)
