@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 from fsm_trainer.engines.base import Snapshot
 from fsm_trainer.engines.weight_sync.image import layout, read_images, split_tied
-from fsm_trainer.engines.weight_sync.transport import DIRECTORY, WeightTransport
+from fsm_trainer.engines.weight_sync.transport import BUCKET_BYTES, DIRECTORY, WeightTransport
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ _OWNER = "owner"
 class DirectoryTransport(WeightTransport):
     """Publishes folders under a root that every engine sees by the same path."""
 
-    def __init__(self, root: str | os.PathLike[str], *, bucket_bytes: int) -> None:
+    def __init__(self, root: str | os.PathLike[str], bucket_bytes: int = BUCKET_BYTES) -> None:
         """`bucket_bytes` is how large a shard becomes, unless it is one tensor, and how much is copied at once."""
         self._root, self._bucket_bytes = Path(root).absolute(), bucket_bytes
         self._folder: Path | None = None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fsm_trainer.engines.base import Snapshot
 from fsm_trainer.engines.weight_sync.image import split_tied
 from fsm_trainer.engines.weight_sync.on_device import cuda_device, describe
-from fsm_trainer.engines.weight_sync.transport import NCCL, WeightTransport
+from fsm_trainer.engines.weight_sync.transport import BUCKET_BYTES, NCCL, WeightTransport
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class _Published:
 class NcclTransport(WeightTransport):
     """Keeps a copy of each version on the trainer's GPU and sends it to the engines of this machine."""
 
-    def __init__(self, *, receivers: int, ranks: int, bucket_bytes: int) -> None:
+    def __init__(self, *, receivers: int, ranks: int, bucket_bytes: int = BUCKET_BYTES) -> None:
         """There are `receivers` engines of `ranks` GPUs each; tensors are sent in packs of about `bucket_bytes`."""
         self._receivers, self._ranks, self._bucket_bytes = receivers, ranks, bucket_bytes
         self._published: dict[int, _Published] = {}
@@ -51,7 +51,9 @@ class NcclTransport(WeightTransport):
 
         tensors, _ = split_tied(named_tensors)  # as in a checkpoint, vLLM ties them itself
         device = cuda_device(tensors, NCCL)
-        copies = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+        # vLLM packs them one after the other without gaps: wide elements first keeps each one aligned in its pack.
+        order = sorted(tensors, key=lambda name: -tensors[name].element_size())
+        copies = {name: tensors[name].clone(memory_format=torch.contiguous_format) for name in order}
         torch.cuda.synchronize(device)
         doors = _reserve_ports(self._receivers)
         self.release(version)

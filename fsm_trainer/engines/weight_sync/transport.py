@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY, DIRECTORY, NCCL, CUDA_IPC = TRANSPORTS = ("shared-memory", "directory", "nccl", "cuda-ipc")
 """The transports' names, as in `Snapshot.transport` and `--policy-sync-transport`."""
+BUCKET_BYTES = 64 * 2**20
+"""How much is copied at once by those that copy in buckets, unless told."""
 
 
 class WeightTransport(Protocol):
