@@ -82,6 +82,7 @@ def plain_line(p: Progress) -> str:
         parts.append(f"reward {p.metrics['reward_mean']:.3f}")
         parts.append(f"staleness {p.metrics['staleness_mean']:.0f}")
     parts.append(f"queue {s.queue_len}/{s.queue_size}")
+    parts.extend(f"starting engine-{i} ({seconds:.0f} s)" for i, seconds in p.starting_s.items())
     parts.extend(f"rollout-{i} {_with_cause(w, s.worker_causes[i])}" for i, w in enumerate(s.workers))
     parts.append(f"trainer {_with_cause(s.trainer, s.trainer_cause)}")
     parts.append(f"{p.tokens_per_s:.0f} generated tok/s")
@@ -121,11 +122,12 @@ class RichDisplay:
         for i, worker in enumerate(s.workers):
             engine = i % len(s.engines)
             version = s.rollout_versions[engine]
+            took = f" ({p.starting_s[engine]:.0f} s)" if engine in p.starting_s else ""
             table.add_row(
                 f"rollout-{i}",
                 _with_cause(worker, s.worker_causes[i]),
                 f"engine-{engine}",
-                f"{s.engines[engine]}, version {version if version >= 0 else '-'}",
+                f"{s.engines[engine]}{took}, version {version if version >= 0 else '-'}",
             )
         panel = Table.grid()
         panel.add_row(Text(self._title, style="bold"))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from fsm_trainer.core.events import Record, RecordKind
+from fsm_trainer.core.events import CommandKind, Record, RecordKind
 from fsm_trainer.core.scheduler import Status
 
 
@@ -24,6 +24,15 @@ class Progress:
     dropped: int = 0
     steps_before: int = 0
     """Optimiser steps of the runs that this one goes on from."""
+    now_ns: int = 0
+    """When it was read, on the run's clock."""
+    starting_ns: dict[int, int] = field(default_factory=dict)
+    """When the start of each engine that is being started was ordered."""
+
+    @property
+    def starting_s(self) -> dict[int, float]:
+        """Seconds that each engine which is being started has taken so far."""
+        return {engine: max(0, self.now_ns - began) / 1e9 for engine, began in sorted(self.starting_ns.items())}
 
     @property
     def left_s(self) -> float | None:
@@ -48,12 +57,19 @@ class ProgressTracker:
     """Observer of the event loop that keeps the newest `Progress`."""
 
     def __init__(
-        self, status: Callable[[], Status], metrics: Callable[[], dict[str, float]], total_steps: int | None
+        self,
+        status: Callable[[], Status],
+        metrics: Callable[[], dict[str, float]],
+        total_steps: int | None,
+        now_ns: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`status` and `metrics` are called on the loop thread."""
+        """`status` and `metrics` are called on the loop thread; `now_ns` is the run's clock."""
         self._status = status
         self._metrics = metrics
         self._total_steps = total_steps
+        self._now_ns = now_ns
+        self._starts: dict[int, tuple[int, int]] = {}
+        """`op` of a start -> engine, and when it was ordered."""
         self._up_ns = 0
         self._tokens = 0
         self._dropped = 0
@@ -64,6 +80,7 @@ class ProgressTracker:
     def on_step(self, records: Sequence[Record]) -> Sequence[Record]:
         """Make a new copy."""
         for r in records:
+            self._note_start(r)
             if r.kind is RecordKind.TRANSITION and r.machine == "run" and r.trigger == "run":
                 self._up_ns = r.t_ns
             elif r.kind is RecordKind.TRANSITION and r.machine == "batch" and r.trigger == "generated":
@@ -79,5 +96,17 @@ class ProgressTracker:
             tokens_per_s=self._tokens / elapsed_s if elapsed_s else 0.0,
             dropped=self._dropped,
             steps_before=self._steps_before,
+            starting_ns=dict(self._starts.values()),
         )
         return ()
+
+    def read(self) -> Progress:
+        """The newest moment, as of now; from any thread."""
+        return replace(self.newest, now_ns=self._now_ns())
+
+    def _note_start(self, record: Record) -> None:
+        if record.kind is RecordKind.COMMAND and record.trigger == CommandKind.START_ENGINE.value:
+            assert record.engine is not None
+            self._starts[record.seq] = (record.engine, record.t_ns)
+        elif record.kind is RecordKind.INPUT and record.cause_seq is not None:
+            self._starts.pop(record.cause_seq, None)

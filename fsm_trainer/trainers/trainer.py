@@ -143,7 +143,7 @@ class Trainer:
             stack.callback(close_lanes, lanes)
             metrics = StepMetrics(run.metrics, operations.batch)
             stack.callback(metrics.close)
-            progress = ProgressTracker(scheduler.status, lambda: metrics.last, config.max_steps)
+            progress = ProgressTracker(scheduler.status, lambda: metrics.last, config.max_steps, clock.now_ns)
             stack.enter_context(self._displayed(progress))
             observers: list[Observer] = [metrics, progress, PeopleLog(), operations, tracking]
             loop = EventLoop(scheduler, tracking.tap(log), inbox, lanes.dispatch, clock, observers)
@@ -187,7 +187,7 @@ class Trainer:
         if self._display is None:
             yield
             return
-        self._display.start(lambda: progress.newest)
+        self._display.start(progress.read)
         try:
             yield
         finally:

@@ -65,6 +65,15 @@ def test_a_line_before_the_first_step() -> None:
     assert line.endswith("left -")
 
 
+def test_how_long_engines_have_been_starting() -> None:
+    starting = replace(BEFORE, now_ns=13_400_000_000, starting_ns={1: 1_000_000_000, 0: 13_400_000_000})
+    assert "queue 1/2  starting engine-0 (0 s)  starting engine-1 (12 s)  rollout-0" in plain_line(starting)
+    shown = replace(starting, status=replace(STATUS, engines=("open", "starting")), starting_ns={1: 1_000_000_000})
+    rows = [" ".join(line.split()) for line in panel(shown).splitlines()]
+    assert any("engine-1 starting (12 s), version -" in row for row in rows)
+    assert any("engine-0 open, version 4" in row for row in rows)
+
+
 def test_a_line_of_a_run_without_a_known_end() -> None:
     line = plain_line(replace(MIDWAY, total_steps=None))
     assert line.startswith("step 5/?")

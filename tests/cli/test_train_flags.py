@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,7 +189,8 @@ def test_dry_run_names_the_devices_of_both_sides(
     assert train.main(argv.split()) == 0
     out = capsys.readouterr().out
     assert "\n  train engine      hf on cuda:0, " in out
-    assert "\n  rollout engine 1  hf on cuda:3 in its own process\n" in out
+    assert f"\n  rollout engine 1  hf (transformers {version('transformers')}) on cuda:3 in its own process\n" in out
+    assert "\n  weight sync       shared-memory, drain mode\n" in out
 
 
 class FakeTrainer:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fsm_trainer.core.config import SchedulerConfig
-from fsm_trainer.core.events import Record, RecordKind
+from fsm_trainer.core.events import CommandKind, Record, RecordKind
 from fsm_trainer.core.scheduler import Scheduler, Status
 from fsm_trainer.trainers.progress import Progress, ProgressTracker
 
@@ -96,3 +96,19 @@ def test_a_moment_once_read_does_not_change() -> None:
     stage.train_version = 7
     stage.see(generated(12, 100))
     assert (before.status.train_version, before.tokens_per_s) == (0, 0.0)
+
+
+def test_engines_are_starting_until_they_have_or_have_failed() -> None:
+    stage = Stage()
+    stage.tracker._now_ns = lambda: 30 * SECOND
+    start = CommandKind.START_ENGINE.value
+    for op, engine in ((5, 0), (6, 1)):
+        stage.see(Record(op, (10 + engine) * SECOND, RecordKind.COMMAND, trigger=start, engine=engine))
+    assert stage.tracker.read().starting_s == {0: 20.0, 1: 19.0}
+    stage.see(Record(7, 12 * SECOND, RecordKind.INPUT, trigger="started", cause_seq=5))
+    stage.see(Record(8, 12 * SECOND, RecordKind.INPUT, trigger="tick"))
+    assert stage.tracker.read().starting_s == {1: 19.0}
+    stage.see(Record(9, 13 * SECOND, RecordKind.INPUT, trigger="failed", cause_seq=6))
+    # A restart.
+    stage.see(Record(10, 29 * SECOND, RecordKind.COMMAND, trigger=start, engine=1))
+    assert stage.tracker.read().starting_s == {1: 1.0}
