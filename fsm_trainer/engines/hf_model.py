@@ -111,15 +111,31 @@ def load_tokenizer(ckpt: str) -> PreTrainedTokenizerBase:
 
 def special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> SpecialTokens:
     """Collect what ends a completion from the tokenizer, the generation configuration and the configuration."""
+    return _special_tokens(model.config, model.generation_config, tokenizer)
+
+
+def checkpoint_special_tokens(ckpt: str) -> SpecialTokens:
+    """The same from a checkpoint's files alone, for an engine that has no model of transformers."""
+    from transformers import AutoConfig, GenerationConfig
+
+    config = AutoConfig.from_pretrained(ckpt)
+    try:
+        generation = GenerationConfig.from_pretrained(ckpt)
+    except OSError:  # a checkpoint need not have one
+        generation = GenerationConfig.from_model_config(config)
+    return _special_tokens(config, generation, load_tokenizer(ckpt))
+
+
+def _special_tokens(config: object, generation: object, tokenizer: object) -> SpecialTokens:
     candidates = (
         getattr(tokenizer, "eos_token_id", None),
-        getattr(model.generation_config, "eos_token_id", None),
-        getattr(model.config, "eos_token_id", None),
+        getattr(generation, "eos_token_id", None),
+        getattr(config, "eos_token_id", None),
     )
     eos = tuple(dict.fromkeys(token for candidate in candidates for token in _as_ids(candidate)))
     if not eos:
         raise ValueError("the checkpoint names no EOS token, expected eos_token_id in its tokenizer or config.json")
-    pads = (getattr(tokenizer, "pad_token_id", None), getattr(model.config, "pad_token_id", None), eos[0])
+    pads = (getattr(tokenizer, "pad_token_id", None), getattr(config, "pad_token_id", None), eos[0])
     return SpecialTokens(eos, next(pad for pad in pads if pad is not None))
 
 

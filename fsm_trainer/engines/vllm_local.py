@@ -1,0 +1,145 @@
+"""vLLM in processes of this run: AsyncLLM here, and the model in a process that vLLM starts for it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from fsm_trainer.engines.base import EngineLost, SamplingParams, Snapshot
+from fsm_trainer.engines.hf_model import checkpoint_special_tokens
+from fsm_trainer.engines.vllm_requests import SCORING_ARGUMENTS, Completion
+from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
+from fsm_trainer.engines.vllm_setup import Setup
+from fsm_trainer.engines.vllm_transfer import Receiver
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_SHUTDOWN_S = 1.0
+"""How long vLLM's processes may take to end before they are killed: they have nothing to lose."""
+_WARM_UP: dict[str, Any] = {"max_tokens": 2, "temperature": 1.0, "logprobs": 0, "seed": 0}
+"""A request that makes vLLM go every way that a run's requests will, so that the first batch need not."""
+
+
+def vllm_engine(
+    ckpt: str,
+    sampling: SamplingParams,
+    *,
+    devices: Sequence[str] = ("cpu",),
+    dtype: str = "float32",
+    max_model_len: int,
+    memory_utilization: float | None = None,
+    threads: int = 1,
+    seed: int = 0,
+    transport: str = "shared-memory",
+    engine_args: Mapping[str, Any] | None = None,
+) -> VLLMRolloutEngine:
+    """The engine of one replica; `ckpt` gives the architecture alone, the weights come from snapshots.
+
+    `devices`: those of the replica, tensor-parallel over them. `max_model_len`: tokens of the longest prompt and
+    completion together. `engine_args`: further arguments of vLLM's `AsyncEngineArgs`.
+    """
+    setup = Setup(ckpt, sampling, tuple(devices), dtype, max_model_len, memory_utilization, threads, seed, transport)
+    backend = LocalBackend(setup, dict(engine_args or {}))
+    return VLLMRolloutEngine(backend, sampling, checkpoint_special_tokens(ckpt).eos)
+
+
+class LocalBackend:
+    """A `vllm_rollout.Backend` on AsyncLLM."""
+
+    def __init__(self, setup: Setup, engine_args: Mapping[str, Any]) -> None:
+        """Keep the settings; ValueError for an argument that the run settles itself."""
+        self.positions = setup.positions
+        self._setup, self._arguments = setup, setup.arguments(engine_args)
+        self._llm: AsyncLLM | None = None
+        self._receiver: Receiver | None = None
+        self._ids = itertools.count()
+
+    async def open(self) -> dict[str, float]:
+        """Import vLLM, start its processes, and complete a first token."""
+        begin = time.perf_counter()
+        self._setup.prepare()
+        imported = time.perf_counter()
+        self._llm = self._setup.build(self._arguments)
+        self._receiver = Receiver(self._llm)
+        built = time.perf_counter()
+        await self._request([0, 0], {**SCORING_ARGUMENTS, **_WARM_UP})
+        warm = time.perf_counter()
+        return {"import_s": imported - begin, "build_s": built - imported, "warm_up_s": warm - built}
+
+    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any]) -> Completion:
+        """Complete one prompt."""
+        (found,) = (await self._request(prompt, arguments)).outputs
+        tokens = list(found.token_ids)
+        logprobs = [row[token].logprob for token, row in zip(tokens, found.logprobs or (), strict=True)]
+        spans = [(span.version, span.end - span.start) for span in found.weight_versions or ()]
+        return Completion(tokens, logprobs, found.finish_reason, spans)
+
+    async def prompt_logprobs(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Logprob of every token but the first."""
+        rows = (await self._request(tokens, SCORING_ARGUMENTS)).prompt_logprobs
+        assert rows is not None
+        return tuple(row[token].logprob for token, row in zip(tokens[1:], rows[1:], strict=True) if row is not None)
+
+    async def pause(self) -> None:
+        """Stand still, without caches."""
+        async with self._alive() as llm:
+            await llm.pause_generation(mode="keep", clear_cache=True)
+
+    async def transfer(self, snapshot: Snapshot, tag: str) -> int:
+        """Replace the weights."""
+        assert self._receiver is not None
+        async with self._alive():
+            return await self._receiver.transfer(snapshot, tag)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Drop the prefix cache."""
+        async with self._alive() as llm:
+            return bool(await llm.reset_prefix_cache())
+
+    async def weight_version(self) -> str:
+        """The tag of the weights."""
+        async with self._alive() as llm:
+            return str(await llm.get_weight_version())
+
+    async def resume(self) -> None:
+        """Go on."""
+        async with self._alive() as llm:
+            await llm.resume_generation()
+
+    async def close(self) -> None:
+        """End vLLM's processes."""
+        if self._llm is not None:
+            self._llm.shutdown(timeout=_SHUTDOWN_S)
+            self._llm = self._receiver = None
+
+    async def _request(self, prompt: Sequence[int], arguments: dict[str, Any]) -> RequestOutput:
+        """One request's final output."""
+        from vllm import SamplingParams as VLLMSamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        params = VLLMSamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
+        final: RequestOutput | None = None
+        async with self._alive() as llm:
+            name = str(next(self._ids))
+            async for output in llm.generate(TokensPrompt(prompt_token_ids=list(prompt)), params, name):
+                final = output
+        assert final is not None
+        return final
+
+    @asynccontextmanager
+    async def _alive(self) -> AsyncIterator[AsyncLLM]:
+        """What is asked of it inside raises EngineLost once vLLM's own process is dead."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._llm is None:
+            raise RuntimeError("vLLM is not started, or closed")
+        try:
+            yield self._llm
+        except EngineDeadError as error:
+            raise EngineLost("vLLM's engine process has died; what it said of it is on standard error") from error

@@ -1,0 +1,197 @@
+"""The vLLM rollout engine: one event loop on a thread of its own, and behind it vLLM itself or a server of it.
+
+All samples of a batch are given to vLLM at once, and several batches may run at the same time; weights are loaded
+between its steps, and what runs goes on with them. Knows nothing of rewards, queues, or when to load weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from fsm_trainer.engines.base import (
+    EngineLost,
+    Loaded,
+    Rollout,
+    RolloutRequest,
+    Sample,
+    SamplingParams,
+    Scores,
+    Snapshot,
+)
+from fsm_trainer.engines.vllm_requests import (
+    Completion,
+    Tags,
+    check_filters,
+    check_request,
+    sample_seed,
+    sampling_arguments,
+    to_rollout,
+    to_sample,
+)
+
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
+
+T = TypeVar("T")
+
+
+class Backend(Protocol):
+    """One vLLM, wherever it runs. Methods run on the event loop; EngineLost when it cannot serve any more."""
+
+    positions: int
+    """Most tokens of one request, prompt and completion together."""
+
+    async def open(self) -> dict[str, float]:
+        """Make it ready; returns the seconds that each part took."""
+
+    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any]) -> Completion:
+        """Complete one prompt, with these arguments of `vllm.SamplingParams`."""
+
+    async def prompt_logprobs(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Logprob of every token but the first, at temperature 1, without a look into the prefix cache."""
+
+    async def pause(self) -> None:
+        """Let what runs stand still between two steps, and drop all caches, that of what runs included."""
+
+    async def transfer(self, snapshot: Snapshot, tag: str) -> int:
+        """Replace the weights and tag what is drawn from now on; returns the bytes that came."""
+
+    async def reset_prefix_cache(self) -> bool:
+        """Drop the prefix cache; False if something that runs holds on to it."""
+
+    async def weight_version(self) -> str:
+        """The tag of the weights."""
+
+    async def resume(self) -> None:
+        """Let what stands still go on."""
+
+    async def close(self) -> None:
+        """End what `open` began."""
+
+
+class VLLMRolloutEngine:
+    """A `RolloutEngine` on vLLM. It serves only after a first `load_weights`."""
+
+    concurrent: ClassVar[bool] = True
+
+    def __init__(self, backend: Backend, sampling: SamplingParams, eos: Sequence[int]) -> None:
+        """`eos`: token ids that end a completion."""
+        check_filters(sampling)
+        self._backend = backend
+        self._sampling, self._eos = sampling, tuple(eos)
+        self._tags = Tags(secrets.token_hex(4))
+        self._version: int | None = None
+        self._portal: BlockingPortal | None = None
+        self._stack = ExitStack()
+        self._running: set[Future[Any]] = set()
+        self._paused = False
+        """Whether vLLM stands still: during a load, and after one that failed."""
+        self._lock = threading.Lock()
+
+    def start(self) -> dict[str, float]:
+        """Make vLLM ready; returns the seconds that each part took: 20 to 60 in all are usual."""
+        from anyio.from_thread import start_blocking_portal
+
+        self._portal = self._stack.enter_context(start_blocking_portal())
+        self._stack.callback(lambda: self._call(self._backend.close()))
+        return self._call(self._backend.open())
+
+    def load_weights(self, snapshot: Snapshot) -> Loaded:
+        """Install a snapshot between two steps of vLLM; after a failure part way the engine serves nothing."""
+        self._version = None
+        try:
+            loaded = self._call(self._load(snapshot))
+        except BaseException:
+            self.abort()  # what runs would go on with weights that nobody knows
+            raise
+        self._version = loaded.version
+        return loaded
+
+    def generate(self, request: RolloutRequest) -> Rollout:
+        """Complete every prompt `n_samples` times."""
+        if self._version is None and not self._running:
+            raise RuntimeError("no weights loaded: load_weights must succeed before generate")
+        check_request(request, self._backend.positions, self._sampling.max_new_tokens)
+        samples = self._call(self._sample(request), abortable=True)
+        return to_rollout(samples, self._sampling.n_samples)
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> Scores | None:
+        """Score given tokens with the weights served now; None where vLLM cannot: at another temperature than 1."""
+        # It can only score what it also completes, by a token.
+        longest = max(map(len, sequences), default=0)
+        if temperature != 1.0 or longest >= self._backend.positions:
+            return None
+        return self._call(self._score(sequences))
+
+    def abort(self) -> None:
+        """Make every running `generate` raise."""
+        with self._lock:
+            running = list(self._running)
+        for future in running:
+            future.cancel()
+
+    def close(self) -> None:
+        """End vLLM and its processes, or leave the server as it is."""
+        self._version = None
+        self._stack.close()
+        self._portal = None
+
+    async def _load(self, snapshot: Snapshot) -> Loaded:
+        backend, begin = self._backend, time.perf_counter()
+        if self._running and not self._paused:
+            # With its caches: what runs is computed anew from its first token on once it goes on, so that the logprobs
+            # recorded from there on are those of the new weights, and no later prompt finds what older ones computed.
+            await backend.pause()
+            self._paused = True
+        at_rest = time.perf_counter()
+        nbytes = await backend.transfer(snapshot, self._tags.of(snapshot.version))
+        there = time.perf_counter()
+        if not self._paused and not await backend.reset_prefix_cache():
+            raise EngineLost("vLLM did not drop its prefix cache, which holds what older weights computed")
+        version = self._tags.version(await backend.weight_version())
+        if self._paused:
+            await backend.resume()
+            self._paused = False
+        return Loaded(version, nbytes, at_rest - begin, there - at_rest, time.perf_counter() - there)
+
+    async def _sample(self, request: RolloutRequest) -> list[Sample]:
+        n, arguments = self._sampling.n_samples, sampling_arguments(self._sampling, self._eos)
+        completions = await asyncio.gather(
+            *(
+                self._backend.complete(prompt, {**arguments, "seed": sample_seed(request, index * n + k)})
+                for index, prompt in enumerate(request.prompts)
+                for k in range(n)
+            )
+        )
+        return [to_sample(completion, self._tags) for completion in completions]
+
+    async def _score(self, sequences: Sequence[Sequence[int]]) -> Scores:
+        return list(await asyncio.gather(*(self._backend.prompt_logprobs(tokens) for tokens in sequences)))
+
+    def _call(self, work: Coroutine[Any, Any, T], *, abortable: bool = False) -> T:
+        """Do it on the event loop and wait for it."""
+        if self._portal is None:
+            work.close()
+            raise RuntimeError("the rollout engine is not started, or closed")
+
+        async def do() -> T:
+            return await work
+
+        future: Future[T] = self._portal.start_task_soon(do)
+        if abortable:
+            with self._lock:
+                self._running.add(future)
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise RuntimeError("generation aborted") from error
+        finally:
+            with self._lock:
+                self._running.discard(future)

@@ -1,0 +1,51 @@
+"""Start a vLLM server that a run can generate with: `python -m fsm_trainer.engines.vllm_serve MODEL [VLLM'S OPTIONS]`.
+
+Sets what `--rollout-base-url` needs, and hands over to vLLM's own server in this process. Such a server lets whoever
+reaches it change its weights, so it listens on this machine alone unless told otherwise (`--host`).
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+from fsm_trainer.engines.vllm_versions import check_vllm
+from fsm_trainer.engines.vllm_worker import PATH
+
+_DEFAULTS = {
+    "--host": "127.0.0.1",
+    "--logprobs-mode": "processed_logprobs",
+    "--generation-config": "vllm",
+    "--worker-extension-cls": PATH,
+}
+
+
+def arguments(given: Sequence[str]) -> list[str]:
+    """Options of vLLM's server: what a run needs, and what was given, which wins."""
+    options = {part.split("=", 1)[0] for part in given if part.startswith("--")}
+    defaults = [part for name, value in _DEFAULTS.items() if name not in options for part in (name, value)]
+    if given and not given[0].startswith("-"):
+        return ["--model", *given, *defaults]
+    return [*given, *defaults]
+
+
+def main() -> None:
+    """Run the server until it is ended."""
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        print(__doc__)
+        raise SystemExit(0 if len(sys.argv) > 1 else 2)
+    try:
+        check_vllm()
+    except ValueError as error:
+        print(f"vllm_serve: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    for name, value in {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}.items():
+        os.environ.setdefault(name, value)
+    sys.argv = ["vllm.entrypoints.openai.api_server", *arguments(sys.argv[1:])]
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""How vLLM is started: its environment, its arguments, and what a run settles for it.
+
+vLLM reads the environment when it is imported and when it starts its processes, so both are prepared here, in this
+order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fsm_trainer.engines.base import SamplingParams
+from fsm_trainer.engines.vllm_requests import logprobs_mode
+from fsm_trainer.engines.vllm_transfer import OFFICIAL
+from fsm_trainer.engines.vllm_versions import check_vllm
+from fsm_trainer.engines.vllm_worker import PATH
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+SETTLED = frozenset(
+    {
+        "model",
+        "tokenizer",
+        "skip_tokenizer_init",
+        "dtype",
+        "seed",
+        "tensor_parallel_size",
+        "logprobs_mode",
+        "worker_extension_cls",
+        "weight_transfer_config",
+        "disable_log_stats",
+        "enable_log_requests",
+    }
+)
+"""Arguments of vLLM that follow from the run and cannot be given besides."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What one engine is started with."""
+
+    ckpt: str
+    sampling: SamplingParams
+    devices: tuple[str, ...]
+    dtype: str
+    max_model_len: int
+    memory_utilization: float | None
+    threads: int
+    seed: int
+    transport: str
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the model runs on the CPU."""
+        return self.devices[0] == "cpu"
+
+    @property
+    def positions(self) -> int:
+        """Tokens of the longest request: to score a whole sequence takes one new token behind it."""
+        return self.max_model_len + 1
+
+    def prepare(self) -> None:
+        """Set what vLLM reads from the environment, and import it. What people have set themselves stays."""
+        check_vllm()
+        wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+        if self.on_cpu:
+            # Gigabytes; and threads that are not nailed to cores, because the trainer runs on them too.
+            wanted |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        for name, value in wanted.items():
+            os.environ.setdefault(name, value)
+        import vllm.v1.engine.async_llm  # noqa: F401
+
+    def arguments(self, further: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments of `AsyncEngineArgs`; `further` wins where the run does not settle it."""
+        for name in further:
+            if name in SETTLED:
+                raise ValueError(f"vLLM's argument {name} follows from the run's own settings, and cannot be given")
+        return {
+            "max_model_len": self.positions,
+            "enable_prefix_caching": True,
+            # The first load brings the weights.
+            "load_format": "dummy",
+            "generation_config": "vllm",
+            **({"enforce_eager": True} if self.on_cpu else {}),
+            **({} if self.memory_utilization is None else {"gpu_memory_utilization": self.memory_utilization}),
+            **further,
+            "model": self.ckpt,
+            "skip_tokenizer_init": True,
+            "dtype": self.dtype,
+            "seed": self.seed,
+            "tensor_parallel_size": len(self.devices),
+            "logprobs_mode": logprobs_mode(self.sampling),
+            "worker_extension_cls": PATH,
+            "disable_log_stats": True,
+            "enable_log_requests": False,
+        }
+
+    def build(self, arguments: dict[str, Any]) -> AsyncLLM:
+        """Start vLLM's engine process, on an event loop. ValueError for an argument that vLLM does not know."""
+        from vllm.config import WeightTransferConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        for name in arguments:
+            if name not in AsyncEngineArgs.__dataclass_fields__:
+                raise ValueError(f"--vllm-arg {name} is no argument of vLLM's engine; its documentation lists them")
+        if self.transport in OFFICIAL:
+            arguments = {**arguments, "weight_transfer_config": WeightTransferConfig(backend=OFFICIAL[self.transport])}
+        with environment(self._process_environment()):
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+    def _process_environment(self) -> dict[str, str]:
+        """What vLLM's own processes are to see, and this one is not."""
+        if self.on_cpu:
+            return {"OMP_NUM_THREADS": str(self.threads)}
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = None if not visible else visible.split(",")
+        numbers = [int(device.rpartition(":")[2]) for device in self.devices]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(str(n) if names is None else names[n] for n in numbers)}
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for the processes that are started inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,54 @@
+"""Bringing a snapshot into a running AsyncLLM by the transport it was published with.
+
+Shared memory and directories are read by vLLM's workers (`vllm_worker`). A broadcast and CUDA handles go through vLLM's
+weight-transfer API: the other end of the broadcast is the trainer's (`WeightTransport.deliver`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fsm_trainer.engines.base import Snapshot
+from fsm_trainer.engines.vllm_worker import METHOD, written
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+OFFICIAL = {"nccl": "nccl", "cuda-ipc": "ipc"}
+"""Transports that are vLLM's own -> what it calls them."""
+
+
+class Receiver:
+    """vLLM's end of the transports. The caller sees to caches and running work."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        """Nothing joined yet."""
+        self._llm = llm
+        self._joined: dict[str, Any] | None = None
+
+    async def transfer(self, snapshot: Snapshot, tag: str) -> int:
+        """Install the weights and tag them; returns the bytes that came."""
+        if snapshot.transport not in OFFICIAL:
+            read: list[int] = await self._llm.collective_rpc(METHOD, args=(written(snapshot),))
+            await self._llm.update_weight_version(tag)
+            return read[0]
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        from fsm_trainer.engines.weight_sync.cuda_ipc import ipc_update_info
+        from fsm_trainer.engines.weight_sync.nccl import nccl_init_info, nccl_update_info
+
+        nccl = snapshot.transport == "nccl"
+        await self._join(nccl_init_info(snapshot) if nccl else {})
+        await self._llm.start_weight_update()
+        info = nccl_update_info(snapshot) if nccl else ipc_update_info(snapshot)
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+        await self._llm.finish_weight_update(tag)
+        return snapshot.nbytes
+
+    async def _join(self, info: dict[str, Any]) -> None:
+        """Meet the trainer's end, once for each address of it."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        if info != self._joined:
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
+            self._joined = info
