@@ -28,8 +28,9 @@ class SyncCosts:
 
 def sync_costs(events: pd.DataFrame) -> SyncCosts | None:
     """The costs in a log's events; None where no engine said any, as in logs of older versions."""
-    rows = rows_of(events, "metric")
-    rows = rows[rows["reason"].isin(list(COSTS))]
+    # The few that are wanted first: a copy of all metric rows would be large.
+    wanted = events["reason"].isin(list(COSTS))
+    rows = rows_of(events.loc[wanted, ["kind", "cause_seq", "reason", "value"]], "metric")
     if rows.empty:
         return None
     loads = rows.pivot_table("value", "cause_seq", "reason").reindex(columns=list(COSTS)).astype("float64")

@@ -202,6 +202,20 @@ def test_syncs_are_those_of_a_plain_pass(world: tuple[Path, tuple[Record, ...]])
         assert ns(row["publish_s"]) == load["loaded"] - due[row["version"]]
 
 
+def test_each_load_of_one_version_has_its_own_cost() -> None:
+    """As after a restart of the engine; the world's only engine loads its last odd version once more, and slower."""
+    rows = list(records_of("paced")[1])
+    version = max(r.rollout_version_last or 0 for r in rows if r.reason == "sync_transfer_s")
+    first = [r for r in rows if r.rollout_version_last == version and r.engine == 0 and r.machine == "engine"]
+    again = [r._replace(seq=rows[-1].seq + i, t_ns=rows[-1].t_ns + i // 2 * 7) for i, r in enumerate(first, 1)]
+    # The metrics stand at the moment at which the load was done.
+    done = next(r.t_ns for r in again if r.trigger == "open")
+    again = [r._replace(t_ns=done, value=(r.value or 0) * 3) if r.kind is RecordKind.METRIC else r for r in again]
+    frame = sync_frame(frame_of(rows + again)).query("version == @version and loaded")
+    assert frame["transfer_s"].tolist() == [version / 4, 3 * version / 4]
+    assert frame["pause_s"].tolist() == [version / 8, 3 * version / 8]
+
+
 def test_the_worlds_take_every_way() -> None:
     """Or the tests above would hold less than they seem to."""
     batches = pd.concat([batches_frame(frame_of(list(records_of(name)[1]))) for name in WORLDS])
