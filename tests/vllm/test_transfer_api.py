@@ -141,7 +141,7 @@ def test_closing_ends_a_delivery_with_an_error(no_gpu: type[OverStore], monkeypa
     closes = iter([transport.close])
     monkeypatch.setattr(no_gpu, "on_send", staticmethod(lambda: next(closes, lambda: None)()))
     monkeypatch.setattr(no_gpu, "destroy", lambda self: None)
-    with pytest.raises(RuntimeError, match="sending version 1 to engine 0 was ended by close"):
+    with pytest.raises(RuntimeError, match="sending version 1 to engine 0 was given up"):
         load(transport, snapshot, 0, ranks=1)
 
 

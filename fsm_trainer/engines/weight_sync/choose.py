@@ -49,7 +49,7 @@ def make_transport(
     if name == SHARED_MEMORY:
         from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
 
-        return SharedMemoryTransport()
+        return SharedMemoryTransport(bucket_bytes=bucket_bytes)
     if name == DIRECTORY:
         from fsm_trainer.engines.weight_sync.directory import DirectoryTransport
 

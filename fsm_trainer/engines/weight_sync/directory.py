@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from fsm_trainer.engines.base import Snapshot
-from fsm_trainer.engines.weight_sync.image import layout, read_images, split_tied
+from fsm_trainer.engines.weight_sync.image import read_images, split_tied, write_image
 from fsm_trainer.engines.weight_sync.transport import BUCKET_BYTES, DIRECTORY, WeightTransport
 
 if TYPE_CHECKING:
@@ -80,13 +80,10 @@ class DirectoryTransport(WeightTransport):
         for number, names in enumerate(shards, 1):
             shard = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
             tied = {alias: first for alias, first in aliases.items() if first in names}
-            header, offsets, size = layout({name: tensors[name] for name in names}, tied, version)
             with (folder / shard).open("xb") as file:
-                file.write(header)
-                for name in offsets:
-                    _write_tensor(file, tensors[name], self._bucket_bytes)
+                stored = {name: tensors[name] for name in names}
+                nbytes += write_image(file, stored, tied, version, self._bucket_bytes)
             weight_map.update(dict.fromkeys(names, shard))
-            nbytes += size
         index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
         return nbytes
@@ -140,16 +137,6 @@ def _cut(tensors: dict[str, Tensor], bucket_bytes: int) -> list[list[str]]:
         shards[-1].append(name)
         used += tensor.nbytes
     return shards
-
-
-def _write_tensor(file: IO[bytes], tensor: Tensor, bucket_bytes: int) -> None:
-    """Append a tensor's bytes in row-major order, at most a bucket of them off the device at once."""
-    import torch
-
-    flat = tensor.reshape(-1)
-    step = max(1, bucket_bytes // tensor.element_size())
-    for start in range(0, flat.numel(), step):
-        file.write(flat[start : start + step].cpu().view(torch.uint8).numpy().data)
 
 
 def _remove_orphans(root: Path) -> None:

@@ -1,11 +1,11 @@
-"""Safetensors images of named tensors: their layout, tied tensors, the version in the metadata, and reading them."""
+"""Safetensors images of named tensors: writing and reading them, tied tensors, and the version in the metadata."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import Snapshot
 
@@ -43,28 +43,52 @@ def split_tied(named_tensors: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, T
     return tensors, aliases
 
 
-def layout(tensors: dict[str, Tensor], aliases: dict[str, str], version: int) -> tuple[bytes, dict[str, int], int]:
-    """The safetensors header, where each tensor's bytes start in the file in ascending order, and the file's size.
+def write_image(
+    file: IO[bytes], tensors: dict[str, Tensor], aliases: dict[str, str], version: int, bucket_bytes: int
+) -> int:
+    """Write the tensors and their further names as one image; returns its size in bytes.
 
-    Raises ValueError for a dtype that the format does not have.
+    At most a bucket is copied off a GPU at once. Raises ValueError for a dtype that the format does not have.
     """
+    header, order = _layout(tensors, aliases, version)
+    file.write(header)
+    for name in order:
+        _write_tensor(file, tensors[name], bucket_bytes)
+    return len(header) + sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _layout(tensors: dict[str, Tensor], aliases: dict[str, str], version: int) -> tuple[bytes, list[str]]:
+    """The safetensors header, and the order of the tensors behind it."""
     notes = {"format": "pt", _VERSION: str(version), **{_ALIAS + name: first for name, first in aliases.items()}}
     entries: dict[str, object] = {"__metadata__": notes}
-    starts: dict[str, int] = {}
-    position = 0
     # Wide elements first keeps every tensor aligned without gaps, which the format forbids.
-    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    position = 0
+    for name in order:
         tensor = tensors[name]
-        end = position + tensor.nbytes
         dtype = _DTYPES.get(str(tensor.dtype))
         if dtype is None:
             raise ValueError(f"{name} has dtype {tensor.dtype}, expected one of {', '.join(_DTYPES)}")
+        end = position + tensor.nbytes
         entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [position, end]}
-        starts[name], position = position, end
+        position = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
-    return header, {name: len(header) + start for name, start in starts.items()}, len(header) + position
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def _write_tensor(file: IO[bytes], tensor: Tensor, bucket_bytes: int) -> None:
+    """Write a tensor's bytes in row-major order; from a GPU through page-locked memory, which is read fastest."""
+    import torch
+
+    flat = tensor.reshape(-1)
+    step = max(1, bucket_bytes // tensor.element_size())
+    staging = torch.empty(min(step, len(flat)), dtype=tensor.dtype, pin_memory=True) if tensor.is_cuda else None
+    for start in range(0, len(flat), step):
+        part = flat[start : start + step]
+        if staging is not None:
+            part = staging[: len(part)].copy_(part)
+        file.write(part.view(torch.uint8).numpy().data)
 
 
 def read_images(

@@ -64,7 +64,8 @@ class NcclTransport(WeightTransport):
     def deliver(self, snapshot: Snapshot, receiver: int) -> None:
         """Meet the engine's ranks and broadcast to them. Raises ValueError for a released version.
 
-        RuntimeError when the engine does not come within vLLM's time limit (300 s), or `close` ended it.
+        RuntimeError when the engine does not come within vLLM's time limit (300 s), or when `close` or a newer load of
+        that engine ended it.
         """
         import torch
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
@@ -86,7 +87,7 @@ class NcclTransport(WeightTransport):
             sender.send_weights()
         with self._lock:
             if self._senders.get(receiver) is not sender:
-                raise RuntimeError(f"sending version {snapshot.version} to engine {receiver} was ended by close")
+                raise RuntimeError(f"sending version {snapshot.version} to engine {receiver} was given up")
 
     def release(self, version: int) -> None:
         """Drop the version's copy."""

@@ -6,15 +6,14 @@ kernel frees it when the publisher dies, however it dies.
 
 from __future__ import annotations
 
-import mmap
 import os
 import tempfile
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fsm_trainer.engines.base import Snapshot
-from fsm_trainer.engines.weight_sync.image import layout, split_tied
-from fsm_trainer.engines.weight_sync.transport import SHARED_MEMORY, WeightTransport
+from fsm_trainer.engines.weight_sync.image import split_tied, write_image
+from fsm_trainer.engines.weight_sync.transport import BUCKET_BYTES, SHARED_MEMORY, WeightTransport
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,19 +22,23 @@ if TYPE_CHECKING:
 class SharedMemoryTransport(WeightTransport):
     """Publishes into memfds (a temporary file where the system has none), one per version."""
 
-    def __init__(self, *, use_memfd: bool | None = None) -> None:
-        """Use memfds if the system has them, unless told."""
+    def __init__(self, *, use_memfd: bool | None = None, bucket_bytes: int = BUCKET_BYTES) -> None:
+        """Use memfds if the system has them, unless told. `bucket_bytes` is how much is copied off a GPU at once."""
         self._use_memfd = hasattr(os, "memfd_create") if use_memfd is None else use_memfd
+        self._bucket_bytes = bucket_bytes
         self._fds: dict[int, int] = {}
 
     def publish(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> Snapshot:
         """Write one image. Raises OSError when there is no room for it."""
         tensors, aliases = split_tied(named_tensors)
-        header, offsets, size = layout(tensors, aliases, version)
         fd = self._open(version)
         try:
-            _reserve(fd, size, version)
-            _write_image(fd, header, tensors, offsets, size)
+            # Written rather than mapped: faster, and memory that is not there is an error instead of a SIGBUS.
+            with open(fd, "wb", closefd=False) as file:
+                size = write_image(file, tensors, aliases, version, self._bucket_bytes)
+        except OSError as error:
+            os.close(fd)
+            raise _no_room(error, tensors, version) from error
         except BaseException:
             os.close(fd)
             raise
@@ -71,23 +74,10 @@ class SharedMemoryTransport(WeightTransport):
         return fd
 
 
-def _reserve(fd: int, size: int, version: int) -> None:
-    """Give the file its size and all its memory: a mapping that finds none while it is written is a SIGBUS."""
-    try:
-        os.posix_fallocate(fd, 0, size)
-    except OSError as error:
-        what = f"{error.strerror}: the weights of version {version} need {size / 1e6:.0f} MB of shared memory"
-        raise OSError(error.errno, f"{what}; free some, or use another policy_sync_transport") from error
-
-
-def _write_image(fd: int, header: bytes, tensors: dict[str, Tensor], offsets: dict[str, int], size: int) -> None:
-    """Copy the tensors straight into the mapped file: one copy, whatever device they are on."""
-    import torch
-
-    with mmap.mmap(fd, size) as image:
-        image[: len(header)] = header
-        for name, tensor in tensors.items():
-            if tensor.numel():
-                view = torch.frombuffer(image, dtype=tensor.dtype, count=tensor.numel(), offset=offsets[name])
-                view.view(tensor.shape).copy_(tensor)
-                del view  # An mmap with a view on it cannot be closed.
+def _no_room(error: OSError, tensors: dict[str, Tensor], version: int) -> OSError:
+    need = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
+    return OSError(
+        error.errno,
+        f"{error.strerror}: the weights of version {version} need {need:.0f} MB of shared memory; free some, or use "
+        f"another policy_sync_transport",
+    )

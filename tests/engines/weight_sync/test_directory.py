@@ -110,14 +110,14 @@ def test_a_folder_without_an_index_or_none_is_refused(several, tmp_path):
 
 KILLED = """
 import os, signal, sys, torch
-from fsm_trainer.engines.weight_sync import directory
-write, written = directory._write_tensor, []
+from fsm_trainer.engines.weight_sync import directory, image
+write, written = image._write_tensor, []
 def dying(file, tensor, bucket_bytes):
     write(file, tensor, bucket_bytes)
     written.append(tensor)
     if len(written) == 5:
         os.kill(os.getpid(), signal.SIGKILL)
-directory._write_tensor = dying
+image._write_tensor = dying
 transport = directory.DirectoryTransport(sys.argv[1], bucket_bytes=4096)
 for version in (1, 2):
     transport.publish([(f"w{i}", torch.ones(1000)) for i in range(3)], version)
