@@ -217,6 +217,8 @@ class TrainConfig(
                 max_staleness=0,
                 max_steps=max_steps,
                 save_interval=self.save_interval,
+                on_engine_failure=self.on_engine_failure,
+                max_engine_restarts=self.max_engine_restarts,
                 deadlines=dataclasses.replace(self.deadlines(), queue_s=0.0),
             )
         return SchedulerConfig(
@@ -232,6 +234,8 @@ class TrainConfig(
             drop_stale=self.async_drop_stale_batches,
             max_no_step_batches=self.async_max_no_step_batches,
             save_interval=self.save_interval,
+            on_engine_failure=self.on_engine_failure,
+            max_engine_restarts=self.max_engine_restarts,
             deadlines=self.deadlines(),
         )
 

@@ -13,11 +13,17 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import structlog
+
 from fsm_trainer.core.events import Command, Input, InputKind
 from fsm_trainer.engines.base import Loaded, Snapshot
-from fsm_trainer.runtime.failures import EngineDied, HostClosed
+from fsm_trainer.runtime.failures import EngineDied, EngineError, HostClosed
 from fsm_trainer.runtime.host import EngineHost
 from fsm_trainer.runtime.threads import CallThreads
+
+_CLOSE_TIMEOUT_S = 10.0
+"""How long an engine of this process that failed may take to close; then it is abandoned."""
+_log = structlog.get_logger("fsm_train")
 
 Deliver = Callable[[Snapshot, int], None]
 """The trainer's part in a load: of which snapshot, into which engine (`WeightTransport.deliver`)."""
@@ -37,7 +43,6 @@ class EngineHosts:
         self._lock = threading.Lock()
         self._hosts: dict[int, tuple[int, EngineHost]] = {}
         """Of each engine the `op` of its start, and its host."""
-        self._retired: dict[int, EngineHost] = {}
         self._used: dict[int, EngineHost] = {}
         """`op` of each command that has begun -> the host it acts on."""
 
@@ -45,9 +50,10 @@ class EngineHosts:
         """Make the host of the command's engine; one that was there before has ended when the new one begins."""
         engine = command.engine
         assert engine is not None, command
-        self._retire(engine)
-        if (before := self._retired.pop(engine, None)) is not None:
-            before.kill()
+        with self._lock:
+            _, before = self._hosts.pop(engine, (0, None))
+        if before is not None:
+            _end(before)
         host = self._make(engine)
         with self._lock:
             self._hosts[engine] = (command.op, host)
@@ -77,17 +83,6 @@ class EngineHosts:
         with self._lock:
             self._used.pop(command.op, None)
 
-    def restarting(self, engine: int) -> threading.Thread | None:
-        """A start was ordered: end the engine's host if it has one, at once, since a hung call holds up the start.
-
-        Returns the thread that does so.
-        """
-        if (host := self._retire(engine)) is None:
-            return None
-        thread = threading.Thread(target=host.kill, name=f"fsm-end-engine-{engine}", daemon=True)
-        thread.start()
-        return thread
-
     def load(self, host: EngineHost, snapshot: Snapshot, engine: int) -> Loaded:
         """Let an engine load while the trainer does its part; whichever fails first fails the load."""
         load: Future[Loaded] = host.submit("load_weights", snapshot)
@@ -107,8 +102,6 @@ class EngineHosts:
             hosts = [host for _, host in self._hosts.values()]
         with ExitStack() as stack:
             stack.callback(self._deliveries.end)
-            for host in self._retired.values():
-                stack.callback(host.kill)
             for host in hosts:
                 stack.callback(host.kill if host in busy else partial(host.close, timeout_s))
 
@@ -116,19 +109,22 @@ class EngineHosts:
         """After `close`: whether every delivery has ended within the time."""
         return self._deliveries.join(timeout_s)
 
-    def _retire(self, engine: int) -> EngineHost | None:
-        """Forget an engine's host, which is to end; what it tells from now on is not heard."""
-        with self._lock:
-            _, host = self._hosts.pop(engine, (0, None))
-            if host is not None:
-                self._retired[engine] = host
-        return host
-
     def _tell(self, engine: int, host: EngineHost, death: EngineDied) -> None:
         with self._lock:
             current = engine in self._hosts and self._hosts[engine][1] is host
         if current:
             self._post(Input(InputKind.ENGINE_DIED, engine=engine, message=str(death)))
+
+
+def _end(host: EngineHost) -> None:
+    """End a host that is to be replaced: kill its process; where it has none, only closing frees what the engine has."""
+    if host.pid is not None:
+        host.kill()
+        return
+    try:
+        host.close(_CLOSE_TIMEOUT_S)
+    except (EngineError, EngineDied) as error:
+        _log.warning("engine_close_failed", engine=host.name, message=str(error))
 
 
 def _settle(future: Future[None], do: Callable[[], None]) -> None:

@@ -159,11 +159,6 @@ class RunOperations(ABC):
                 self._aborts.append(threading.Thread(target=self.abort, args=(target,), name="fsm-abort", daemon=True))
                 self._aborts[-1].start()
 
-    def await_at_close(self, thread: threading.Thread | None) -> None:
-        """Remember a thread that ends something; `close` waits for it."""
-        if thread is not None:
-            self._aborts.append(thread)
-
     def batch(self, batch_id: int) -> BatchWork | None:
         """What is known of an open batch."""
         return self._work.get(batch_id)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Record, RecordKind
+from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Record
 from fsm_trainer.core.machines import BatchState
 from fsm_trainer.data.prompts import PromptBatch
 from fsm_trainer.engines.base import Rollout, RolloutRequest, TrainEngine
@@ -192,9 +192,6 @@ class RolloutOperations(RunOperations):
             if is_batch_end(record):
                 self._tell_source(record)
                 self._tell_samples(record)
-            elif record.kind is RecordKind.COMMAND and record.trigger == CommandKind.START_ENGINE.value:
-                assert record.engine is not None
-                self.await_at_close(self._hosts.restarting(record.engine))
         return [*self._gate.probe_rows(records), *self._sync_costs.rows(records), *super().on_step(records)]
 
     def _tell_source(self, record: Record) -> None:

@@ -25,8 +25,9 @@ C = CommandKind
 class Host:
     """An engine host whose calls end when the test says so."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, pid: int | None = 1) -> None:
         self.name = name
+        self.pid = pid
         self.calls: list[str] = []
         self.results: dict[str, Future[Any]] = {}
         self.reached = threading.Event()
