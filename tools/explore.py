@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from fsm_trainer.simulate.explore import Case, Found, explore
-from fsm_trainer.simulate.explore_plan import full_plan, inflight, refresh_cases, small_plan
+from fsm_trainer.simulate.explore_plan import full_plan, inflight, refresh_cases, restarted, small_plan
 from fsm_trainer.simulate.explore_report import as_test, config_text, schedule_text
 
 PLANS = {
@@ -20,6 +20,7 @@ PLANS = {
     "full": full_plan,
     "refresh": refresh_cases,
     "inflight": lambda: inflight((1, 2), range(4), range(1, 4)),
+    "restarted": lambda: restarted((1, 2), range(3)),
 }
 
 

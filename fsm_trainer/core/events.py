@@ -35,6 +35,9 @@ MISMATCH = "LogprobMismatch"
 REFUSED_STEP = frozenset({NON_FINITE, MISMATCH})
 """Reasons of a FAILED train step that the train engine refused before it changed a weight (`engines.base`)."""
 
+ENGINE_GONE = frozenset({"EngineDied", "EngineLost"})
+"""Reasons of a FAILED generation whose engine cannot serve any more (`runtime.failures`, `engines.base`)."""
+
 
 class CommandKind(str, Enum):
     """Everything the scheduler can ask of the outside world."""
@@ -98,6 +101,7 @@ class Input:
     kind: InputKind
     t_ns: int = 0
     op: int | None = None
+    """ENGINE_DIED: the start of the engine that died, so that one started since is not taken for it; None: unknown."""
     engine: int | None = None
     """ENGINE_DIED: which engine."""
     rollout_version_first: int | None = None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fsm_trainer.core import consumption, shutdown
+from fsm_trainer.core import consumption, restarting, shutdown
 from fsm_trainer.core.admission import Admission
 from fsm_trainer.core.events import COMPLETIONS, CommandKind, Input, InputKind, RecordKind
 from fsm_trainer.core.machines import RolloutState, RunState, TrainerState
 from fsm_trainer.core.recorder import Recorder
-from fsm_trainer.core.state import Batch, Op
+from fsm_trainer.core.state import NO_VERSION, Batch, Op
 
 Handler = Callable[[Recorder, Admission, Input, Op], None]
 
@@ -34,7 +34,7 @@ def _on_begin(rec: Recorder) -> None:
     s = rec.state
     rec.issue(CommandKind.START_TRAINER, s.trainer)
     for engine in s.engines:
-        rec.issue(CommandKind.START_ENGINE, engine.machine, engine=engine.index)
+        restarting.start(rec, engine)
 
 
 def _on_engine_died(rec: Recorder, event: Input) -> None:
@@ -44,7 +44,15 @@ def _on_engine_died(rec: Recorder, event: Input) -> None:
     if s.run.state is RunState.STOPPING or engine.machine.ended:
         rec.note(RecordKind.IGNORED, engine.machine, engine=engine.index, reason="stopping", message=event.message)
         return
+    if event.op is not None and event.op != engine.start_op:
+        rec.note(RecordKind.IGNORED, engine.machine, engine=engine.index, reason="replaced", message=event.message)
+        return
     message = f"{engine.machine.entity} died in state {engine.machine.state.value}: {event.message}"
+    if s.config.on_engine_failure == "restart" and engine.version != NO_VERSION:
+        in_vain = restarting.recover(rec, engine, "died", message, died=True)
+        if in_vain is None:
+            return
+        message = in_vain
     for op in [op for op in s.ops.values() if op.owner is engine.machine]:
         del s.ops[op.seq]
         s.abandoned.add(op.seq)
@@ -79,8 +87,7 @@ def _on_failed(rec: Recorder, event: Input, op: Op) -> None:
     who = "loader" if op.owner is None else op.owner.entity
     of_batch = "" if op.batch_id is None else f" of batch {op.batch_id}"
     message = f"{who}: {op.kind.value}{of_batch} failed: {event.reason}: {event.message}"
-    shutdown.fail_owner(rec, op, event.reason or "failed", message)
-    shutdown.fail(rec, message)
+    shutdown.fail_operation(rec, op, event.reason or "failed", message)
 
 
 def _on_started(rec: Recorder, admission: Admission, event: Input, op: Op) -> None:
@@ -117,9 +124,9 @@ def _on_generated(rec: Recorder, admission: Admission, event: Input, op: Op) -> 
         return
     problem = _stamp_problem(rec, event, batch)
     if problem:
-        shutdown.fail_owner(rec, op, "wrong_version", problem)
-        shutdown.fail(rec, problem)
+        shutdown.fail_operation(rec, op, "wrong_version", problem)
         return
+    s.engines[op.engine].restarts = 0
     batch.version = event.rollout_version_first
     batch.tokens = event.tokens
     worker = s.workers[batch.worker]
@@ -175,8 +182,7 @@ def _on_trained(rec: Recorder, admission: Admission, event: Input, op: Op) -> No
     expected = s.train_version + int(stepped)
     if event.train_version != expected:
         message = f"trainer reports {event.train_version} optimiser steps after batch {batch.id}, expected {expected}"
-        shutdown.fail_owner(rec, op, "wrong_version", message)
-        shutdown.fail(rec, message)
+        shutdown.fail_operation(rec, op, "wrong_version", message)
         return
     assert batch.version is not None
     s.training = None
@@ -216,8 +222,7 @@ def _on_weights_loaded(rec: Recorder, admission: Admission, event: Input, op: Op
             f"engine-{engine.index} reports version {event.rollout_version_last} after loading version {op.version}: "
             f"its weights are unknown"
         )
-        shutdown.fail_owner(rec, op, "wrong_version", message)
-        shutdown.fail(rec, message)
+        shutdown.fail_operation(rec, op, "wrong_version", message)
         return
     engine.version, engine.publication = op.version, op.publication
     rec.fire(engine.machine, "open", engine=engine.index, rollout_version_last=op.version)

@@ -95,6 +95,8 @@ def _check_engine(state: State, engine: Engine) -> None:
         return
     due = state.newest_publication if state.exporting is None else state.exporting
     opened = engine.machine.state is EngineState.OPEN
+    started = engine.machine.state is EngineState.STARTING and engine.up
+    hold(not (started and state.exporting is None), "an engine that was started anew loads what is published", engine)
     if state.config.sync_mode == "inflight":
         waits = opened and state.exporting is None and engine.publication < state.newest_publication
         hold(not waits, "an in-flight engine loads what is published", engine)

@@ -101,6 +101,7 @@ ROLLOUT_EDGES: tuple[Edge, ...] = (
     Edge("exhausted", _R.LOADING, _R.IDLE, "the prompt source has no such batch"),
     Edge("start", _R.READY, _R.GENERATING, "the engine's gate is open at the version the batch needs"),
     Edge("generated", _R.GENERATING, _R.REWARDING, "all samples of the batch are finished"),
+    Edge("lost", _R.GENERATING, _R.IDLE, "its engine failed; the batch's prompts go back to their source"),
     Edge("rewarded", _R.REWARDING, _R.QUEUED, "scored and materialised, offered to the train queue"),
     Edge("accepted", _R.QUEUED, _R.IDLE, "the queue, or the trainer itself, took the batch"),
     *_each(
@@ -140,6 +141,12 @@ ENGINE_EDGES: tuple[Edge, ...] = (
     Edge("load", _E.OPEN, _E.LOADING, "in-flight sync: what it generates is paused and goes on with the new weights"),
     Edge("reopen", _E.DRAINING, _E.OPEN, "the snapshot is an alias of the weights it serves"),
     Edge("open", _E.LOADING, _E.OPEN, "the announced version is loaded"),
+    *_each(
+        "restart",
+        (_E.OPEN, _E.DRAINING, _E.LOADING, _E.STARTING),
+        _E.STARTING,
+        "a new one is built: it died, was late or failed a load, and may be restarted",
+    ),
     *_each(
         "break",
         (_E.STARTING, _E.OPEN, _E.DRAINING, _E.LOADING),

@@ -19,6 +19,11 @@ _INITIAL = {table: str(initial.value) for table, (_, initial, _) in TABLES.items
 _EDGES = {(table, e.trigger, e.source.value, e.dest.value) for table, (_, _, edges) in TABLES.items() for e in edges}
 _AFTER_STOP = {CommandKind.SAVE, *NOTICES}
 """Commands a stopping run may still issue."""
+_LOST_BY_DEATH = {
+    "fail": (CommandKind.START_ENGINE, CommandKind.LOAD_WEIGHTS),
+    "restart": (CommandKind.START_ENGINE, CommandKind.LOAD_WEIGHTS, CommandKind.GENERATE),
+}
+"""By `on_engine_failure`: operations that nobody waits for any more once their engine has died."""
 
 
 class Monitor:
@@ -52,6 +57,14 @@ class Monitor:
         """Optimiser steps that completions of train commands stand for."""
         self.given_up: set[int] = set()
         """Operations told to end early, or whose engine died."""
+        self.started_by: dict[int, int] = {}
+        """Engine -> the operation that started it last."""
+        self.restarts: dict[int, int] = {}
+        """Engine -> how often it was started anew since it last finished a generation."""
+        self.anew: set[int] = set()
+        """Engines that were started anew and have loaded nothing since."""
+        self.replaced = False
+        """The last input is the death of an engine that another has taken the place of."""
         self.unmatched: Record | None = None
         """The last input, if it completes nothing that is in flight."""
         self.matched: int | None = None
@@ -114,6 +127,25 @@ class Monitor:
             self._see_batch(r)
         if r.machine == "rollout" and r.trigger == "admit":
             self._see_admission(r)
+        if r.machine in ("engine", "rollout") and r.engine is not None:
+            self._see_engine(r, r.engine)
+
+    def _see_engine(self, r: Record, engine: int) -> None:
+        """A restart loses what the engine generates, and there are only so many in a row."""
+        if r.machine == "rollout":
+            if r.trigger == "lost":
+                assert r.batch_id is not None
+                self.generating[engine].discard(r.batch_id)
+            elif r.trigger == "generated":
+                self.restarts[engine] = 0
+        elif r.trigger == "restart":
+            hold(not self.generating.get(engine), "a restarted engine generates nothing any more", r)
+            self.restarts[engine] = self.restarts.get(engine, 0) + 1
+            most = self.config.max_engine_restarts if self.config.on_engine_failure == "restart" else 0
+            hold(self.restarts[engine] <= most, "an engine is restarted only so often", r)
+            hold(self.rollout_versions.get(engine, -1) >= 0, "only an engine that has served is restarted", r)
+            self.loading.pop(engine, None)
+            self.anew.add(engine)
 
     def _see_admission(self, r: Record) -> None:
         entity = f"batch-{r.batch_id}"
@@ -199,6 +231,9 @@ class Monitor:
             hold(r.train_version == self.rollout_versions[r.engine], "a generation uses what its engine serves", r)
             self.generating.setdefault(r.engine, set()).add(r.batch_id)
             self.batch_version[r.batch_id] = self.started_with[r.batch_id] = r.train_version
+        elif kind is CommandKind.START_ENGINE:
+            assert r.engine is not None
+            self.started_by[r.engine] = r.seq
         elif kind is CommandKind.LOAD_WEIGHTS:
             assert r.engine is not None and r.train_version is not None
             idle = self.config.sync_mode == "inflight" or not self.generating.get(r.engine)
@@ -218,8 +253,10 @@ class Monitor:
             hold(self.train_version == self.steps_reported, "the engine's step count is train_version", r)
             return
         assert r.engine is not None and r.rollout_version_last is not None
-        before = self.rollout_versions.get(r.engine, -1)
-        hold(before < r.rollout_version_last <= self.train_version, "rollout versions only grow, up to train's", r)
+        # Only an engine that was built anew is given again what it had.
+        least = self.rollout_versions.get(r.engine, -1) + int(r.engine not in self.anew)
+        self.anew.discard(r.engine)
+        hold(least <= r.rollout_version_last <= self.train_version, "rollout versions only grow, up to train's", r)
         hold(self.loading.pop(r.engine, None) == r.rollout_version_last, "a load installs what it announced", r)
         self.rollout_versions[r.engine] = r.rollout_version_last
 
@@ -227,11 +264,10 @@ class Monitor:
         """Match completions to commands: each completes one that is in flight, or changes nothing."""
         hold(self.unmatched is None, "a completion of nothing in flight is recorded as ignored", self.unmatched)
         kind, self.matched = InputKind(r.trigger), None
-        if kind is InputKind.ENGINE_DIED:
-            engine_ops = (CommandKind.START_ENGINE, CommandKind.LOAD_WEIGHTS)
-            self.given_up |= {
-                op for op, (k, row) in self.commands.items() if k in engine_ops and row.engine == r.engine
-            }
+        self.replaced = r.engine in self.started_by and r.cause_seq not in (None, self.started_by[r.engine])
+        if kind is InputKind.ENGINE_DIED and not self.replaced:
+            lost = _LOST_BY_DEATH[self.config.on_engine_failure]
+            self.given_up |= {op for op, (k, row) in self.commands.items() if k in lost and row.engine == r.engine}
         if kind not in _COMPLETING or (kind is InputKind.FAILED and r.cause_seq is None):
             return
         command = self.commands.get(r.cause_seq) if r.cause_seq is not None else None
@@ -255,7 +291,8 @@ class Monitor:
     def _see_ignored(self, r: Record) -> None:
         """Only what completes nothing, was given up, or comes when it does not matter any more, is ignored."""
         late = r.reason == "late" and self.matched in self.given_up
-        hold(self.unmatched is not None or late or r.reason == "stopping", "what is in flight is not ignored", r)
+        aside = r.reason == "stopping" or (r.reason == "replaced" and self.replaced)
+        hold(self.unmatched is not None or late or aside, "what is in flight is not ignored", r)
 
     def _see_run_end(self, r: Record) -> None:
         hold(r.train_version == self.train_version, "run_end names the last version", r)

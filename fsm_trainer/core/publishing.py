@@ -81,7 +81,7 @@ def _wanted(rec: Recorder) -> bool:
 def _begin_load(rec: Recorder, engine: Engine, publication: int) -> None:
     s = rec.state
     version = s.publications[publication]
-    if version == engine.version:
+    if version == engine.version and engine.machine.state is not EngineState.STARTING:
         engine.publication = publication
         rec.fire(engine.machine, "reopen", engine=engine.index, rollout_version_last=version)
         return

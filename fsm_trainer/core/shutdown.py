@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsm_trainer.core import waits
+from fsm_trainer.core import restarting, waits
 from fsm_trainer.core.config import SECOND_NS
 from fsm_trainer.core.events import REFUSED_STEP, CommandKind, Input, RecordKind
 from fsm_trainer.core.machines import BatchState, RolloutState, RunState, StateMachine, TrainerState
@@ -19,6 +19,8 @@ _ABORTABLE = frozenset(
     }
 )
 """Operations whose result a failed or interrupted run cannot use. A step, an export or a save is always awaited."""
+_RESTARTS = frozenset({CommandKind.START_ENGINE})
+"""The same of a run that has reached its end: an engine that is being started anew."""
 
 
 def drain(rec: Recorder, reason: str) -> None:
@@ -45,10 +47,10 @@ def stop_run(rec: Recorder, reason: str, *, abort: bool) -> None:
     s.stop_deadline_ns = _after(rec, s.config.deadlines.shutdown_s)
     _close_source(rec)
     s.queue.close()
-    if abort:
-        for op in list(s.ops.values()):
-            if op.kind in _ABORTABLE:
-                _abort(rec, op)
+    useless = _ABORTABLE if abort else _RESTARTS
+    for op in list(s.ops.values()):
+        if op.kind in useless:
+            restarting.abort(rec, op)
 
 
 def _after(rec: Recorder, seconds: float) -> int | None:
@@ -59,11 +61,6 @@ def _close_source(rec: Recorder) -> None:
     if not rec.state.source_closed:
         rec.state.source_closed = True
         rec.notify(CommandKind.CLOSE_SOURCE)
-
-
-def _abort(rec: Recorder, op: Op) -> None:
-    op.aborted = True
-    rec.notify(CommandKind.ABORT, target=op.seq)
 
 
 def on_stop(rec: Recorder, event: Input) -> None:
@@ -85,9 +82,10 @@ def on_tick(rec: Recorder) -> None:
     """Fail the run for every operation or wait that is past its deadline, and give up on a shutdown that is."""
     s = rec.state
     for op in [op for op in s.ops.values() if op.deadline_ns is not None and op.deadline_ns <= rec.t_ns]:
-        message = f"{_who(op)} took longer than {limit_s(s.config.deadlines, op.kind):g} s"
-        _abandon(rec, op, message)
-        fail(rec, message)
+        if op.seq in s.ops:  # otherwise it went with its engine, which another one's lateness has ended
+            message = f"{_who(op)} took longer than {limit_s(s.config.deadlines, op.kind):g} s"
+            restarting.withdraw(rec, op)
+            fail_operation(rec, op, "timeout", message)
     if s.active:
         late = [m for m, deadline in waits.wait_deadlines(s) if deadline <= rec.t_ns]
         if late:
@@ -117,28 +115,34 @@ def _who(op: Op) -> str:
     return f"{owner}: {op.kind.value}{batch}"
 
 
-def _abandon(rec: Recorder, op: Op, message: str) -> None:
-    """Stop waiting for an operation for good; if it completes after all, that is ignored."""
-    s = rec.state
-    del s.ops[op.seq]
-    s.abandoned.add(op.seq)
-    if not op.aborted:
-        _abort(rec, op)
-    fail_owner(rec, op, "timeout", message)
-
-
 def _give_up(rec: Recorder) -> None:
     s = rec.state
     s.stop_deadline_ns = None
     late = list(s.ops.values())
     message = f"gave up waiting at shutdown for {', '.join(_who(op) for op in late)}"
     for op in late:
-        _abandon(rec, op, message)
+        restarting.withdraw(rec, op)
+        _fail_owner(rec, op, "timeout", message)
     if s.outcome != "interrupted":
         fail(rec, message)
 
 
-def fail_owner(rec: Recorder, op: Op, reason: str, message: str) -> None:
+def fail_operation(rec: Recorder, op: Op, reason: str, message: str) -> None:
+    """What an operation, not in flight any more, that failed, was late or reported what cannot be means for the run.
+
+    It fails, unless that is the failure of an engine which may be restarted.
+    """
+    engine = restarting.engine_to_blame(rec.state, op, reason)
+    if engine is not None:
+        in_vain = restarting.recover(rec, engine, reason, message, failed=op)
+        if in_vain is None:
+            return
+        message = in_vain
+    _fail_owner(rec, op, reason, message)
+    fail(rec, message)
+
+
+def _fail_owner(rec: Recorder, op: Op, reason: str, message: str) -> None:
     """Put the machine of a failed operation, and its batch, into their failed states."""
     s = rec.state
     batch = s.batches.get(op.batch_id) if op.batch_id is not None else None

@@ -53,6 +53,10 @@ class Engine:
     publication: int = NO_VERSION
     generating: set[int] = field(default_factory=set)
     """Ids of the batches it is generating now."""
+    restarts: int = 0
+    """How often it was started anew since it last finished a generation."""
+    start_op: int | None = None
+    """The operation that started it last."""
 
 
 @dataclass(eq=False)

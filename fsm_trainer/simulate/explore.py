@@ -26,7 +26,7 @@ from fsm_trainer.core.monitor import Monitor
 from fsm_trainer.core.scheduler import Scheduler
 from fsm_trainer.simulate import explore_checks as checks
 from fsm_trainer.simulate.explore_monitor import check_account, monitor_of
-from fsm_trainer.simulate.explore_moves import Move, World, apply, is_fault, moves
+from fsm_trainer.simulate.explore_moves import Move, World, apply, heals, is_fault, moves
 from fsm_trainer.simulate.explore_state import check_shape, freeze, supported, thaw
 
 BEGIN = Move("begin")
@@ -40,6 +40,18 @@ class Case:
     world: World = World()
     faults: int = 0
     stops: int = 0
+    healed: bool = False
+    """Only faults that restarting an engine heals, so that the run must complete for all that."""
+
+    @property
+    def disturbances(self) -> int:
+        """Events that may come besides those of a run that nobody disturbs: an engine started anew takes two more."""
+        restarts = self.faults if self.config.on_engine_failure == "restart" else 0
+        return self.faults + self.stops + 1 + 2 * restarts
+
+    def faults_after(self, faults: int, move: Move) -> int:
+        """How many there were after a move; that an operation outlasts the shutdown counts, and needs no budget."""
+        return min(faults + is_fault(move), max(self.faults, 1))
 
 
 @dataclass
@@ -111,39 +123,40 @@ class _Search:
             Monitor(self.case.config).see_all(records)
         except AssertionError as error:
             raise _Broken(f"{error}", -1, BEGIN) from error
-        frontier = [self._add(freeze(scheduler), False, -1, BEGIN)]
+        frontier = [self._add(freeze(scheduler), 0, -1, BEGIN)]
         while frontier:
             frontier = [new for node in frontier for new in self._expand(*node)]
             if len(self.parents) > self.limit:
                 raise ValueError(f"more than {self.limit} states in {self.case}")
 
-    def _add(self, frozen: bytes, faulted: bool, parent: int, move: Move) -> tuple[int, bytes, bool]:
+    def _add(self, frozen: bytes, faults: int, parent: int, move: Move) -> tuple[int, bytes, int]:
         number = len(self.parents)
-        self.number[frozen + b"f" if faulted else frozen] = number
+        self.number[frozen + bytes((faults,))] = number
         self.parents.append(parent)
         self.moves.append(move)
         self.edges.append(array("q"))
-        return number, frozen, faulted
+        return number, frozen, faults
 
-    def _expand(self, node: int, frozen: bytes, faulted: bool) -> Iterator[tuple[int, bytes, bool]]:
+    def _expand(self, node: int, frozen: bytes, faults: int) -> Iterator[tuple[int, bytes, int]]:
         scheduler = thaw(self.case.config, frozen)
         if scheduler.finished:
-            self._end(scheduler, node, faulted)
+            self._end(scheduler, node, faults)
             return
-        disturbances = self.case.faults + self.case.stops + 1
-        bound = checks.ending_bound(scheduler.state, disturbances)
+        bound = checks.ending_bound(scheduler.state, self.case.disturbances)
         if bound is not None:
             self.ending[node] = (scheduler.state.run.state.value, bound)
         if self.case.faults:
             self._check_strays(scheduler, frozen, node)
-        left = self.case.faults - faulted
+        left = self.case.faults - faults
         for move in moves(scheduler.state, faults=left, stops=self.case.stops):
+            if self.case.healed and is_fault(move) and not heals(scheduler.state, move):
+                continue
             after = self._step(frozen, move, node)
-            now_faulted = faulted or is_fault(move)
-            known = self.number.get(after + b"f" if now_faulted else after)
+            now = self.case.faults_after(faults, move)
+            known = self.number.get(after + bytes((now,)))
             self.edges[node].append(len(self.parents) if known is None else known)
             if known is None:
-                yield self._add(after, now_faulted, node, move)
+                yield self._add(after, now, node, move)
 
     def _step(self, frozen: bytes, move: Move, node: int) -> bytes:
         scheduler = thaw(self.case.config, frozen)
@@ -170,13 +183,15 @@ class _Search:
             if commands or not ignored or freeze(scheduler) != frozen:
                 raise _Broken(f"a stray input changes nothing: {event}", node, Move("stray"))
 
-    def _end(self, scheduler: Scheduler, node: int, faulted: bool) -> None:
+    def _end(self, scheduler: Scheduler, node: int, faults: int) -> None:
         outcome = str(scheduler.outcome)
         self.found.ends += 1
         self.found.outcomes[outcome] = self.found.outcomes.get(outcome, 0) + 1
         self.most_admitted = max(self.most_admitted, scheduler.state.counts["admitted"])
         try:
-            checks.check_end(scheduler.state, self.case.world, faulted=faulted)
+            lost = faults * self.case.config.workers
+            faulted = faults > 0 and not self.case.healed
+            checks.check_end(scheduler.state, self.case.world, faulted=faulted, lost=lost)
         except AssertionError as error:
             raise _Broken(str(error), *self.reached(node)) from error
 
@@ -196,6 +211,7 @@ class _Search:
 def strays(scheduler: Scheduler) -> list[Input]:
     """Inputs that must not change anything in this state."""
     events = [Input(InputKind.TRAINED, op=10**9, train_version=1), Input(InputKind.TICK)]
+    events.append(Input(InputKind.ENGINE_DIED, op=10**9, engine=0, message="one that was replaced"))
     for op in scheduler.state.ops.values():
         wrong = InputKind.SAVED if op.kind is not CommandKind.SAVE else InputKind.EXPORTED
         events.append(Input(wrong, op=op.seq, train_version=0))
@@ -216,8 +232,7 @@ def _check_graph(search: _Search) -> None:
         name = "after_stop" if phase == "stopping" else "after_drain"
         setattr(found, name, max(getattr(found, name), height[node]))
     found.longest = _descend(search, height)
-    disturbances = case.faults + case.stops + 1
-    checks.check_longest(case.config, len(found.longest), search.most_admitted, disturbances)
+    checks.check_longest(case.config, len(found.longest), search.most_admitted, case.disturbances)
 
 
 def _topological(edges: list[array[int]]) -> list[int]:
@@ -248,14 +263,10 @@ def _descend(search: _Search, height: array[int]) -> tuple[Move, ...]:
 
 
 def _move_between(search: _Search, source: bytes, target: bytes) -> Move:
-    faulted = source.endswith(b"f")
-    start = source[:-1] if faulted else source
-    config = search.case.config
-    options = moves(thaw(config, start).state, faults=search.case.faults - faulted, stops=search.case.stops)
-    for move in options:
-        scheduler = thaw(config, start)
-        apply(scheduler, move, search.case.world)
-        after = freeze(scheduler)
-        if (after + b"f" if faulted or is_fault(move) else after) == target:
+    start, faults, case = source[:-1], source[-1], search.case
+    for move in moves(thaw(case.config, start).state, faults=case.faults - faults, stops=case.stops):
+        scheduler = thaw(case.config, start)
+        apply(scheduler, move, case.world)
+        if freeze(scheduler) + bytes((case.faults_after(faults, move),)) == target:
             return move
     raise AssertionError("an edge without a move")

@@ -25,7 +25,18 @@ _ACCOUNT = {
         "prompts_loaded",
         "loading",
     ),
-    *("steps_reported", "given_up", "unmatched", "matched", "over", "_checks"),
+    *(
+        "steps_reported",
+        "given_up",
+        "started_by",
+        "restarts",
+        "anew",
+        "replaced",
+        "unmatched",
+        "matched",
+        "over",
+        "_checks",
+    ),
 }
 
 
@@ -45,6 +56,8 @@ def monitor_of(scheduler: Scheduler) -> Monitor:
     monitor.queue = list(s.queue.items())
     monitor.finished = {*s.queue.items(), *s.parked}
     monitor.train_version = monitor.steps_reported = s.train_version
+    monitor.restarts = {e.index: e.restarts for e in s.engines}
+    monitor.anew = {e.index for e in s.engines if e.version >= 0 and e.publication < 0}
     monitor.rollout_versions = {e.index: e.version for e in s.engines if e.version >= 0}
     monitor.batch_version = {b.id: b.version for b in s.batches.values() if b.version is not None}
     monitor.consumed = list(range(s.consumed + s.in_training))

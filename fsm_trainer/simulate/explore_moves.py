@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fsm_trainer.core.events import NON_FINITE, Command, CommandKind, Input, InputKind, Record
+from fsm_trainer.core.events import MISMATCH, NON_FINITE, Command, CommandKind, Input, InputKind, Record
 from fsm_trainer.core.machines import RolloutState, TrainerState
 from fsm_trainer.core.scheduler import Scheduler
 from fsm_trainer.core.state import Op, State
@@ -45,6 +45,8 @@ class Move(NamedTuple):
 FAULTY_VERSIONS = (CommandKind.GENERATE, CommandKind.LOAD_WEIGHTS, CommandKind.TRAIN)
 """Operations whose completion reports a version that can be wrong."""
 
+_REASONS_OF = {CommandKind.GENERATE: "EngineLost", CommandKind.LOAD_WEIGHTS: MISMATCH}
+"""Failures of which it matters that they are no others: with the engine gone, and with weights that are wrong."""
 _STEP = tuple[list[Record], list[Command]]
 _COMPLETION = {
     CommandKind.START_TRAINER: InputKind.STARTED,
@@ -56,7 +58,7 @@ _COMPLETION = {
 
 def moves(state: State, *, faults: int, stops: int) -> list[Move]:
     """Everything that can happen next, completions first; at most so many faults, and stops in all."""
-    found = []
+    found: list[Move] = []
     for op in state.ops.values():
         name = (op.kind, op.batch_id, op.engine)
         found.extend(Move("complete", *name, *stamp) for stamp in _stamps(state, op))
@@ -92,6 +94,8 @@ def _faults(state: State) -> list[Move]:
             found.append(Move("wrong_version", *name))
         if op.kind is CommandKind.TRAIN:
             found.append(Move("not_finite", *name))
+        if state.config.on_engine_failure == "restart" and op.kind in _REASONS_OF:
+            found.append(Move(_REASONS_OF[op.kind], *name))
     found.extend(Move("engine_dies", engine=e.index) for e in state.engines if not e.machine.ended)
     if state.active:
         waiting = [w.batch for w in state.workers if w.machine.state is RolloutState.QUEUED]
@@ -104,6 +108,15 @@ def _faults(state: State) -> list[Move]:
 def is_fault(move: Move) -> bool:
     """Whether the move is something going wrong; an operation that outlasts the shutdown is, and needs no budget."""
     return move.action not in ("complete", "aborted", "stop")
+
+
+def heals(state: State, move: Move) -> bool:
+    """Whether a fault is the failure of an engine that has served, so that starting it anew heals it."""
+    if move.engine is None or state.engines[move.engine].version < 0:
+        return False
+    if move.kind is CommandKind.GENERATE:
+        return move.action in ("EngineLost", "late")
+    return move.action in ("engine_dies", "fail", "late", "wrong_version")
 
 
 def apply(scheduler: Scheduler, move: Move, world: World) -> _STEP:
@@ -149,6 +162,8 @@ def _disturbance(scheduler: Scheduler, move: Move, op: Op | None) -> Input:
         return Input(InputKind.STOP, reason="user")
     if move.action in ("fail", "aborted"):
         return Input(InputKind.FAILED, op=seq, reason="ValueError", message=move.action)
+    if move.action in _REASONS_OF.values():
+        return Input(InputKind.FAILED, op=seq, reason=move.action, message="told why")
     if move.action == "not_finite":
         return Input(InputKind.FAILED, op=seq, reason=NON_FINITE, message="loss is nan")
     if move.action == "loop_fails":

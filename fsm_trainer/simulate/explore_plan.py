@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from fsm_trainer.core.config import SchedulerConfig
+from fsm_trainer.core.config import SYNC_MODES, SchedulerConfig
 from fsm_trainer.simulate.explore import Case
 from fsm_trainer.simulate.explore_moves import World
 
@@ -38,6 +38,7 @@ def full_plan() -> Iterator[Case]:
     yield from disturbed((1,), (0, 1, 2), (1, 2), (0, 1))
     yield from resumed((1, 2), range(4), range(1, 4))
     yield from inflight((1, 2), range(4), range(1, 4))
+    yield from restarted((1, 2), range(3))
 
 
 def small_plan() -> Iterator[Case]:
@@ -50,6 +51,7 @@ def small_plan() -> Iterator[Case]:
             yield case
     yield from resumed((1,), (1, 2), (1, 2), crews=((2, 1),), steps=3)
     yield from inflight((1,), (1, 2), (1,), crews=((2, 1),), steps=2)
+    yield from restarted((1,), (1, 2), crews=((2, 1),), steps=1)
 
 
 def _configs(
@@ -154,6 +156,28 @@ def inflight(
         mode = {**values, "sync_mode": "inflight"}
         yield Case(_config(mode, max_steps=many + more), World(no_step=frozenset({index % 3})))
         yield Case(_config(mode, max_steps=many, save_interval=index % 2), faults=1, stops=2)
+
+
+def restarted(
+    queues: range | tuple[int, ...],
+    bounds: range | tuple[int, ...],
+    *,
+    crews: tuple[tuple[int, int], ...] = CREWS,
+    steps: int | None = None,
+) -> Iterator[Case]:
+    """Each configuration that restarts engines, in either mode of sync: with any fault and two stops at any moment, and
+    with two failures of engines, which the run must survive, or one too many in a row.
+    """
+    for index, values in enumerate(_configs(queues, bounds, (1,), (1,), crews)):
+        if values["admission"] == "lockstep":
+            continue
+        many = steps or _DISTURBED_STEPS[int(values["workers"])]
+        modes = {**values, "sync_mode": SYNC_MODES[index % 2], "on_engine_failure": "restart"}
+        yield Case(_config(modes, max_steps=many), faults=1, stops=2)
+        yield Case(_config(modes, max_steps=max(1, many - 1)), faults=2, healed=True)
+        modes["sync_mode"] = SYNC_MODES[1 - index % 2]
+        yield Case(_config(modes), World(prompts=many), faults=1, healed=True)
+        yield Case(_config(modes, max_steps=1, max_engine_restarts=1), faults=2)
 
 
 def refresh_cases(steps: int = 5) -> Iterator[Case]:

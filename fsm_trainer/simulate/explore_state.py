@@ -4,6 +4,7 @@
 the same future, so only one of them needs to be followed. What is left out, and why that is sound:
 
 - sequence numbers: an operation is named by what it is about, which is unique among those in flight;
+- which operation started an engine: it only tells the death of an earlier one, which is ignored (`explore.strays`);
 - times: the search keeps its clock at 0 and lets any operation be late at any moment, a superset of all timings;
 - the worker's number: workers of one engine are alike, so only what each of them does is kept. Numbers break ties
   between engines only, and with at most 3 workers on 2 engines a tie means that all are idle (`supported`);
@@ -55,7 +56,7 @@ _LEFT_OUT = {"abandoned", "drain_reason", "running_since_ns"}
 _SHAPE: dict[type, set[str]] = {
     Batch: {"id", "worker", "engine", "machine", "version", "degenerate", "tokens"},
     Worker: {"index", "engine", "machine", "batch"},
-    Engine: {"index", "machine", "up", "version", "publication", "generating"},
+    Engine: {"index", "machine", "up", "version", "publication", "generating", "restarts", "start_op"},
     Op: {
         *("seq", "kind", "owner", "worker", "engine", "batch_id", "version", "publication"),
         *("started_ns", "deadline_ns", "aborted"),
@@ -84,7 +85,8 @@ def freeze(scheduler: Scheduler) -> bytes:
     batches = [(b.id, b.engine, _opt(b.version), b.degenerate, _CODE[id(b.machine.state)]) for b in s.batches.values()]
     workers = sorted((w.engine, _CODE[id(w.machine.state)], _opt(w.batch)) for w in s.workers)
     engines = [
-        (_CODE[id(e.machine.state)], e.up, e.version, e.publication, tuple(sorted(e.generating))) for e in s.engines
+        (_CODE[id(e.machine.state)], e.up, e.version, e.publication, tuple(sorted(e.generating)), e.restarts)
+        for e in s.engines
     ]
     ops = sorted(
         (_KIND_CODE[id(o.kind)], _opt(o.engine), _opt(o.batch_id), _opt(o.version), _opt(o.publication), o.aborted)
@@ -125,9 +127,10 @@ def thaw(config: SchedulerConfig, frozen: bytes) -> Scheduler:
     (no_steps, ops, stops, outcome, error, stopping, counts, scalars, optional) = key[11:]
     s.run.state, s.trainer.state = _MEMBERS[run], _MEMBERS[trainer]
     holder = _thaw_workers(s, workers)
-    for engine, (state, up, version, publication, generating) in zip(s.engines, engines, strict=True):
+    for engine, (state, up, version, publication, generating, restarts) in zip(s.engines, engines, strict=True):
         engine.machine.state, engine.up = _MEMBERS[state], up
         engine.version, engine.publication, engine.generating = version, publication, set(generating)
+        engine.restarts = restarts
     for batch_id, on, version, degenerate, state in batches:
         machine = StateMachine("batch", f"batch-{batch_id}")
         machine.state = _MEMBERS[state]

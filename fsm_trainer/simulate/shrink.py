@@ -94,6 +94,8 @@ def neighbours(case: Case) -> Iterator[Case]:
     for name, least in (("engines", 1), ("workers", config.engines), ("queue_size", 1), ("prefetch", 0)):
         if getattr(config, name) > least:
             yield replace(case, config=replace(config, **{name: getattr(config, name) - 1}))
+    if config.on_engine_failure == "restart":
+        yield replace(case, config=replace(config, on_engine_failure="fail"))
     if config.inflight:
         yield replace(case, config=replace(config, sync_mode="drain"))
     if config.save_interval:

@@ -43,6 +43,8 @@ _TIGHT = Deadlines(
 _NO_SUCH_OP = 10**9
 TICKS = 60
 """Inputs that missed deadlines may add to a run: each fails it, or gives something up."""
+RESTARTED = 20
+"""So many times as often if engines are restarted: each failure may cost a start, a load and a batch of each worker."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Case:
 
     def run(self) -> SimResult:
         """Run it; raises SimulationError for a bug of the scheduler, or if it makes no end."""
-        bound = input_bound(self.config, batches=self.batches, unusable=len(self.plan.parts), extra=TICKS)
+        extra = TICKS * (RESTARTED if self.config.on_engine_failure == "restart" else 1)
+        bound = input_bound(self.config, batches=self.batches, unusable=len(self.plan.parts), extra=extra)
         assert bound is not None, self.config
         return simulate(
             self.config,
@@ -83,16 +86,31 @@ def draw_case(seed: int) -> Case:
     batches = rng.choice((0, 1, 7, 12)) if config.max_steps is None else rng.choice((None, None, None, 4))
     plan = draw_faults(rng, config, severity)
     config = _with_modes(_with_deadlines(config, severity), seed)
+    if config.on_engine_failure == "restart" and severity != "none":
+        plan = _with_engine_failures(plan, config, seed)
     case = Case(seed, config, draw_durations(rng), plan, batches)
     return _resumed(case) if seed % 4 == 1 else case
 
 
 def _with_modes(config: SchedulerConfig, seed: int) -> SchedulerConfig:
-    """With a third of the seeds engines load while they generate, where the admission allows it."""
+    """With a third of the seeds engines load while they generate, with a third they are restarted; not in lockstep."""
     rng = random.Random(f"modes/{seed}")
-    if config.admission == "lockstep" or rng.random() > 0.33:
+    inflight, restart = rng.random() < 0.33, rng.random() < 0.33
+    if config.admission == "lockstep":
         return config
-    return replace(config, sync_mode="inflight")
+    return replace(
+        config,
+        sync_mode="inflight" if inflight else "drain",
+        on_engine_failure="restart" if restart else "fail",
+        max_engine_restarts=rng.randint(1, 3),
+    )
+
+
+def _with_engine_failures(plan: FaultPlan, config: SchedulerConfig, seed: int) -> FaultPlan:
+    """So that engines that may be restarted are, now and then one of them several times in a row."""
+    rng = random.Random(f"engines/{seed}")
+    makers = [rng.choice(_OF_ENGINES) for _ in range(rng.randint(1, 4))]
+    return replace(plan, parts=(*plan.parts, *(part for make in makers for part in make(rng, config))))
 
 
 def _resumed(case: Case) -> Case:
@@ -255,6 +273,7 @@ def _log(rng: random.Random, config: SchedulerConfig) -> list[Part]:
     return [LogFault(rng.randint(0, 400))]
 
 
+_OF_ENGINES: tuple[_Maker, ...] = (_die, _die_unasked, _die_unasked, _raise(_C.LOAD_WEIGHTS), _raise(_C.START_ENGINE))
 _HARMLESS: tuple[_Maker, ...] = (
     _disturb(Delivery.HELD),
     _disturb(Delivery.LATE),

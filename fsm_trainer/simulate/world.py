@@ -123,6 +123,8 @@ class VirtualWorld:
             t_ns, _, event_or_end = heapq.heappop(self._heap)
             self._clock.advance_to(max(t_ns, self._clock.now_ns()))
             arrived = self._end(event_or_end) if isinstance(event_or_end, _End) else event_or_end
+            if arrived is not None and arrived.kind is InputKind.ENGINE_DIED:
+                self._die(arrived)
             if arrived is not None:
                 return arrived
 
@@ -262,8 +264,16 @@ class VirtualWorld:
         if command.kind is not CommandKind.ABORT:
             return
         assert command.target is not None, command
-        self._aborted.add(command.target)
-        running = self._running.get(command.target)
+        self._end_early(command.target)
+
+    def _die(self, death: Input) -> None:
+        """Calls to an engine that has died end with it."""
+        for command in [c for c in self.in_flight() if c.engine == death.engine and death.op is None]:
+            self._end_early(command.op)
+
+    def _end_early(self, op: int) -> None:
+        self._aborted.add(op)
+        running = self._running.get(op)
         if running is None or (running.disturbance and running.disturbance.delivery is Delivery.LATE):
             return
         if running.ends:

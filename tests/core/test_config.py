@@ -22,6 +22,9 @@ from fsm_trainer.core.config import Deadlines, SchedulerConfig
         ({"sync_mode": "lazy"}, "sync_mode is 'lazy', expected one of drain, inflight"),
         ({"sync_mode": "inflight", "admission": "lockstep"}, "lockstep, which fixes the weights"),
         ({"sync_mode": "inflight", "external_rollouts": True}, "external rollouts, whose engines load weights by"),
+        ({"on_engine_failure": "retry"}, "on_engine_failure is 'retry', expected one of fail, restart"),
+        ({"on_engine_failure": "restart", "admission": "lockstep"}, "lockstep, which cannot lose what an engine"),
+        ({"max_engine_restarts": 0}, "max_engine_restarts is 0, expected at least 1"),
         ({"deadlines": Deadlines(train_s=-1)}, "deadlines.train_s is -1, expected at least 0"),
     ],
 )
@@ -38,7 +41,8 @@ def test_round_trip() -> None:
 
 def test_a_log_from_before_a_setting_existed_gives_its_default() -> None:
     values = SchedulerConfig(workers=2).to_dict()
-    del values["sync_mode"]
+    for name in ("sync_mode", "on_engine_failure", "max_engine_restarts"):
+        del values[name]
     assert SchedulerConfig.from_dict(values) == SchedulerConfig(workers=2)
 
 

@@ -32,6 +32,8 @@ def random_config(rng: random.Random, admission: str) -> SchedulerConfig:
         save_interval=rng.choice([0, 3]),
         max_no_step_batches=30,
         sync_mode="drain" if admission == "lockstep" else rng.choice(["drain", "inflight"]),
+        on_engine_failure="fail" if admission == "lockstep" else rng.choice(["fail", "restart"]),
+        max_engine_restarts=2,
     )
 
 
@@ -63,10 +65,16 @@ def disturb(driver: Driver, rng: random.Random) -> None:
     if choice == 0:
         driver.feed(Input(InputKind.STOP, reason="sigterm"))
     elif choice == 1:
-        driver.feed(Input(InputKind.ENGINE_DIED, engine=rng.randrange(driver.config.engines), message="killed"))
+        death = Input(InputKind.ENGINE_DIED, engine=rng.randrange(driver.config.engines), message="killed")
+        for _ in range(rng.choice([1, 1, 2])):
+            if not driver.scheduler.finished:
+                driver.feed(death)
     elif choice == 2:
         command = rng.choice(driver.pending)
-        driver.fail(command, reason=NON_FINITE if command.kind is CommandKind.TRAIN else "ValueError")
+        driver.fail(
+            command,
+            reason=NON_FINITE if command.kind is CommandKind.TRAIN else rng.choice(["ValueError", "EngineLost"]),
+        )
     elif choice == 3:
         deadline = driver.scheduler.next_deadline_ns
         late = [c for c in driver.pending if driver.scheduler.state.ops[c.op].deadline_ns == deadline]
