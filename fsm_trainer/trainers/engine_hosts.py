@@ -117,7 +117,7 @@ class EngineHosts:
 
 
 def _end(host: EngineHost) -> None:
-    """End a host that is to be replaced: kill its process; where it has none, only closing frees what the engine has."""
+    """End a host that is to be replaced: kill its process. Where it has none, only a close frees what it holds."""
     if host.pid is not None:
         host.kill()
         return

@@ -174,7 +174,8 @@ def _server_factory(config: TrainConfig, engine: int) -> Callable[[], RolloutEng
         sampling_params(config),
         dtype=config.dtype,
         max_model_len=config.max_prompt_tokens + config.max_new_tokens,
-        start_timeout_s=config.start_timeout_s or math.inf,
+        # Before the scheduler's own limit, which could only say that it took too long.
+        start_timeout_s=0.9 * config.start_timeout_s or math.inf,
     )
 
 

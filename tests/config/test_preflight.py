@@ -187,6 +187,10 @@ def test_engine_that_auto_turns_out_to_be(refused: Refused) -> None:
     )
 
 
+def test_transport_that_cannot_be(refused: Refused) -> None:
+    assert refused("--policy-sync-transport", "nccl").startswith("--policy-sync-transport nccl needs the vllm engine")
+
+
 def test_devices_that_do_not_make_an_engine(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fsm_trainer.config.preflight.check_vllm", lambda: "0.33.0")
     assert refused(rollout_engine="vllm", rollout_tp_size="2") == (

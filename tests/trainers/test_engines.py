@@ -201,7 +201,7 @@ def test_an_engine_for_each_server(make_config: Callable[..., TrainConfig]) -> N
     factory: Any = rollout_engine_factory(config, 1)
     assert factory.func is vllm_server_engine
     assert factory.args == ("http://b:2", config.ckpt, sampling_params(config))
-    assert factory.keywords == {"dtype": "float32", "max_model_len": 12, "start_timeout_s": 600.0}
+    assert factory.keywords == {"dtype": "float32", "max_model_len": 12, "start_timeout_s": 540.0}
     assert engine_words(config, 1) == "vllm server http://b:2"
     without_limit: Any = rollout_engine_factory(config.model_copy(update={"start_timeout_s": 0.0}), 0)
     assert without_limit.keywords["start_timeout_s"] == float("inf")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from fsm_trainer.core.events import Command, CommandKind, Input, InputKind
 from fsm_trainer.runtime.clock import MonotonicClock
@@ -32,13 +33,14 @@ class Host:
         self.results: dict[str, Future[Any]] = {}
         self.reached = threading.Event()
         self.close_error: Exception | None = None
+        self.parts: dict[str, float] | None = None
         self.tell: Callable[[EngineDied], None] | None = None
 
     def submit(self, method: str, *_: Any) -> Future[Any]:
         self.calls.append(method)
         future: Future[Any] = self.results.setdefault(method, Future())
         if method == "start":
-            future.set_result(None)
+            future.set_result(self.parts)
         else:
             self.reached.set()
         return future
@@ -166,6 +168,51 @@ def test_what_was_aborted_before_it_began_does_not_begin(stage: Stage) -> None:
         stage.do(C.GENERATE, 5, engine=1, batch_id=0, worker=0)
     stage.operations.close(10)
     assert [host.calls for host in stage.hosts] == [["start", "close"]] * 3
+
+
+def test_what_is_aborted_before_it_reaches_its_engine_does_not_reach_it(stage: Stage) -> None:
+    stage.do(C.LOAD_PROMPTS, batch_id=0)
+    find = stage.operations._hosts.of
+
+    def of(command: Command) -> Any:
+        stage.operations.notice(Command(6, C.ABORT, target=5))
+        return find(command)
+
+    stage.operations._hosts.of = of  # type: ignore[method-assign]
+    with pytest.raises(OperationAborted, match="generate was aborted before it reached its engine"):
+        stage.do(C.GENERATE, 5, engine=1, batch_id=0, worker=0)
+    stage.operations.close(10)
+    assert "generate" not in stage.hosts[1].calls
+
+
+def test_the_abort_of_a_lost_generation_does_not_touch_the_new_engine(stage: Stage) -> None:
+    stage.do(C.LOAD_PROMPTS, batch_id=0)
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(stage.do, C.GENERATE, 5, engine=1, batch_id=0, worker=0)
+        assert stage.hosts[1].reached.wait(30)
+        stage.do(C.START_ENGINE, 7, engine=1)
+        stage.operations.notice(Command(6, C.ABORT, target=5))
+        stage.hosts[1].results["generate"].set_exception(EngineError("Aborted", "asked to"))
+        with pytest.raises(EngineError):
+            pending.result(30)
+    stage.operations.close(10)
+    assert stage.hosts[1].calls[:3] == ["start", "generate", "kill"]
+    assert stage.hosts[3].calls == ["start", "close"]
+
+
+def test_the_seconds_of_a_start_are_told(stage: Stage) -> None:
+    def make_host(engine: int) -> Host:
+        host = Host(f"engine-{engine}")
+        host.parts = {"import_s": 12.345}
+        return host
+
+    stage.operations._hosts._make = make_host  # type: ignore[assignment]
+    with capture_logs() as told:
+        stage.do(C.START_ENGINE, 5, engine=3)
+    (line,) = told
+    assert (line["event"], line["engine"], line["import_s"]) == ("engine_started", 3, 12.35)
+    assert line["total_s"] >= 0
+    stage.operations.close(10)
 
 
 def test_an_abort_while_the_host_is_made_kills_it(stage: Stage) -> None:
