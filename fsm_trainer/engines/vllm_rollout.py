@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from fsm_trainer.engines.base import (
-    EngineLost,
     Loaded,
     Rollout,
     RolloutRequest,
@@ -91,6 +90,9 @@ class VLLMRolloutEngine:
         self._portal: BlockingPortal | None = None
         self._stack = ExitStack()
         self._running: set[Future[Any]] = set()
+        self._loading = asyncio.Lock()
+        self._busy = 0
+        """Batches that vLLM is at; counted on the event loop."""
         self._paused = False
         """Whether vLLM stands still: during a load, and after one that failed."""
         self._lock = threading.Lock()
@@ -105,19 +107,14 @@ class VLLMRolloutEngine:
 
     def load_weights(self, snapshot: Snapshot) -> Loaded:
         """Install a snapshot between two steps of vLLM; after a failure part way the engine serves nothing."""
-        self._version = None
         try:
-            loaded = self._call(self._load(snapshot))
+            return self._call(self._load(snapshot))
         except BaseException:
             self.abort()  # what runs would go on with weights that nobody knows
             raise
-        self._version = loaded.version
-        return loaded
 
     def generate(self, request: RolloutRequest) -> Rollout:
         """Complete every prompt `n_samples` times."""
-        if self._version is None and not self._running:
-            raise RuntimeError("no weights loaded: load_weights must succeed before generate")
         check_request(request, self._backend.positions, self._sampling.max_new_tokens)
         samples = self._call(self._sample(request), abortable=True)
         return to_rollout(samples, self._sampling.n_samples)
@@ -145,31 +142,45 @@ class VLLMRolloutEngine:
 
     async def _load(self, snapshot: Snapshot) -> Loaded:
         backend, begin = self._backend, time.perf_counter()
-        if self._running and not self._paused:
-            # With its caches: what runs is computed anew from its first token on once it goes on, so that the logprobs
-            # recorded from there on are those of the new weights, and no later prompt finds what older ones computed.
-            await backend.pause()
-            self._paused = True
-        at_rest = time.perf_counter()
-        nbytes = await backend.transfer(snapshot, self._tags.of(snapshot.version))
-        there = time.perf_counter()
-        if not self._paused and not await backend.reset_prefix_cache():
-            raise EngineLost("vLLM did not drop its prefix cache, which holds what older weights computed")
-        version = self._tags.version(await backend.weight_version())
-        if self._paused:
-            await backend.resume()
-            self._paused = False
-        return Loaded(version, nbytes, at_rest - begin, there - at_rest, time.perf_counter() - there)
+        self._version = None
+        async with self._loading:
+            if self._busy and not self._paused:
+                await self._stand_still()
+            at_rest = time.perf_counter()
+            nbytes = await backend.transfer(snapshot, self._tags.of(snapshot.version))
+            there = time.perf_counter()
+            if not self._paused and not await backend.reset_prefix_cache():
+                # Something aborted just now still holds on to it.
+                await self._stand_still()
+            self._version = self._tags.version(await backend.weight_version())
+            if self._paused:
+                await backend.resume()
+                self._paused = False
+        return Loaded(self._version, nbytes, at_rest - begin, there - at_rest, time.perf_counter() - there)
+
+    async def _stand_still(self) -> None:
+        # Without caches: what runs is computed anew from its first token on once it goes on, so that the logprobs
+        # recorded from there on are those of the new weights, and no later prompt finds what older ones computed.
+        await self._backend.pause()
+        self._paused = True
 
     async def _sample(self, request: RolloutRequest) -> list[Sample]:
         n, arguments = self._sampling.n_samples, sampling_arguments(self._sampling, self._eos)
-        completions = await asyncio.gather(
-            *(
-                self._backend.complete(prompt, {**arguments, "seed": sample_seed(request, index * n + k)})
-                for index, prompt in enumerate(request.prompts)
-                for k in range(n)
+        # What would begin during a load must not be drawn by the new weights under the old tag.
+        async with self._loading:
+            if self._version is None:
+                raise RuntimeError("no weights loaded: load_weights must succeed before generate")
+            self._busy += 1
+        try:
+            completions = await asyncio.gather(
+                *(
+                    self._backend.complete(prompt, {**arguments, "seed": sample_seed(request, index * n + k)})
+                    for index, prompt in enumerate(request.prompts)
+                    for k in range(n)
+                )
             )
-        )
+        finally:
+            self._busy -= 1
         return [to_sample(completion, self._tags) for completion in completions]
 
     async def _score(self, sequences: Sequence[Sequence[int]]) -> Scores:

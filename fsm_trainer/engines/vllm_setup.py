@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import SamplingParams
+from fsm_trainer.engines.vllm_plugin import MARK
 from fsm_trainer.engines.vllm_requests import logprobs_mode
 from fsm_trainer.engines.vllm_transfer import OFFICIAL
 from fsm_trainer.engines.vllm_versions import check_vllm
@@ -115,12 +116,13 @@ class Setup:
 
     def _process_environment(self) -> dict[str, str]:
         """What vLLM's own processes are to see, and this one is not."""
+        ours = {MARK: "1"}
         if self.on_cpu:
-            return {"OMP_NUM_THREADS": str(self.threads)}
+            return {**ours, "OMP_NUM_THREADS": str(self.threads)}
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         names = None if not visible else visible.split(",")
         numbers = [int(device.rpartition(":")[2]) for device in self.devices]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(str(n) if names is None else names[n] for n in numbers)}
+        return {**ours, "CUDA_VISIBLE_DEVICES": ",".join(str(n) if names is None else names[n] for n in numbers)}
 
 
 @contextmanager

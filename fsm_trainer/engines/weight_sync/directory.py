@@ -65,11 +65,13 @@ class DirectoryTransport(WeightTransport):
             shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Remove every version."""
+        """Remove every version, and the root if nothing else is in it."""
         self._versions.clear()
         if self._folder is not None and self._owner is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._owner.close()
+            with suppress(OSError):  # others may publish there, too
+                self._root.rmdir()
         self._folder = self._owner = None
 
     def _write(self, folder: Path, tensors: dict[str, Tensor], aliases: dict[str, str], version: int) -> int:
@@ -94,12 +96,16 @@ class DirectoryTransport(WeightTransport):
             self._root.mkdir(parents=True, exist_ok=True)
             _remove_orphans(self._root)
             new = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}", dir=self._root))
-            # Another user's engine may have to read it, as it may read any other file of the run.
-            new.chmod(0o755)
-            self._owner = (new / _OWNER).open("wb")
-            _lock(self._owner)
-            # Named as one that may be an orphan only once it is locked.
-            self._folder = new.rename(self._root / new.name.removeprefix("."))
+            try:
+                # Another user's engine may have to read it, as it may read any other file of the run.
+                new.chmod(0o755)
+                self._owner = (new / _OWNER).open("wb")
+                _lock(self._owner)
+                # Named as one that may be an orphan only once it is locked.
+                self._folder = new.rename(self._root / new.name.removeprefix("."))
+            except BaseException:
+                shutil.rmtree(new, ignore_errors=True)
+                raise
         return self._folder
 
 
