@@ -125,12 +125,13 @@ for version in (1, 2):
 
 
 def test_a_publisher_killed_in_the_middle_leaves_nothing_that_could_be_read(tmp_path):
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[3], check=False)
+    root = tmp_path / "root"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(root)], cwd=Path(__file__).parents[3], check=False)
     assert done.returncode == -9
-    (orphan,) = tmp_path.glob("fsm-weights-*")
+    (orphan,) = root.glob("fsm-weights-*")
     assert [path.name for path in orphan.glob("version-*")] == ["version-000001"]
     assert len(list(orphan.glob(".part-000002/*"))) == 2
-    after = DirectoryTransport(tmp_path, bucket_bytes=BUCKET)
+    after = DirectoryTransport(root, bucket_bytes=BUCKET)
     snapshot = after.publish([("w", torch.ones(2))], 1)
     assert not orphan.exists()
     assert dict(read_snapshot(snapshot))["w"].tolist() == [1.0, 1.0]
@@ -139,13 +140,14 @@ def test_a_publisher_killed_in_the_middle_leaves_nothing_that_could_be_read(tmp_
 
 
 def test_publishers_under_one_root_leave_each_other_alone(tmp_path):
-    first, second = (DirectoryTransport(tmp_path, bucket_bytes=BUCKET) for _ in range(2))
+    first, second = (DirectoryTransport(tmp_path / "root", bucket_bytes=BUCKET) for _ in range(2))
     one = first.publish([("w", torch.ones(1))], 1)
     two = second.publish([("w", torch.zeros(1))], 1)
     assert dict(read_snapshot(one))["w"].tolist() == [1.0]
     first.close()
     assert dict(read_snapshot(two))["w"].tolist() == [0.0]
     second.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_foreign_files_under_the_root_stay(tmp_path):

@@ -117,7 +117,7 @@ def test_close_leaves_nothing(transport, tmp_path):
     transport.close()
     transport.close()
     assert set(os.listdir("/proc/self/fd")) == before
-    assert [path for path in tmp_path.rglob("*") if path.name != "root"] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 PUBLISHER = """
@@ -133,7 +133,7 @@ sys.stdin.read()
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_process_reads_and_a_killed_publisher_leaves_nothing(kind, tmp_path):
     with subprocess.Popen(
-        [sys.executable, "-c", PUBLISHER, kind, str(tmp_path)],
+        [sys.executable, "-c", PUBLISHER, kind, str(tmp_path / "root")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -148,7 +148,7 @@ def test_another_process_reads_and_a_killed_publisher_leaves_nothing(kind, tmp_p
         child.wait()
     assert mapped["w"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0], "what a reader has mapped stays"
     # The kernel frees memory; a folder is removed by the next publisher there.
-    transport = make(kind, tmp_path)
+    transport = make(kind, tmp_path / "root")
     transport.publish([("w", torch.ones(1))], 9)
     with pytest.raises(ValueError, match="version 4 are gone"):
         list(read_snapshot(snapshot))
