@@ -16,7 +16,7 @@ import pytest
 from fsm_trainer.core.config import Deadlines, SchedulerConfig
 from fsm_trainer.core.events import NOTICES, Command, CommandKind, Input, InputKind, Record, RecordKind
 from fsm_trainer.core.scheduler import Scheduler
-from fsm_trainer.engines.base import RolloutRequest, Snapshot
+from fsm_trainer.engines.base import Loaded, RolloutRequest, Snapshot
 from fsm_trainer.runtime.clock import MonotonicClock
 from fsm_trainer.runtime.host import ProcessHost
 from fsm_trainer.runtime.inbox import ThreadInbox
@@ -247,8 +247,8 @@ class Hosted(FakeOperations):
             self.hosts[0].submit("start").result()
         elif command.kind is C.LOAD_WEIGHTS:
             assert command.version is not None
-            served = self.hosts[0].submit("load_weights", Snapshot(command.version, "", 0)).result()
-            return Input(K.WEIGHTS_LOADED, rollout_version_last=served)
+            loaded: Loaded = self.hosts[0].submit("load_weights", Snapshot(command.version, "", 0)).result()
+            return Input(K.WEIGHTS_LOADED, rollout_version_last=loaded.version)
         elif command.kind is C.GENERATE:
             return self._generate(command)
         return super().execute(command)
