@@ -51,6 +51,7 @@ def test_what_is_read_is_what_was_published(transport):
     for name, tensor in published.items():
         assert got[name].dtype == tensor.dtype
         assert torch.equal(got[name], tensor)
+        assert got[name].data_ptr() % tensor.element_size() == 0, "aligned"
     assert snapshot.version == 3
 
 
