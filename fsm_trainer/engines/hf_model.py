@@ -145,6 +145,13 @@ def context_length(config: PretrainedConfig) -> int | None:
     return int(length) if length is not None else None
 
 
+def checkpoint_context(ckpt: str) -> int | None:
+    """The same of a checkpoint, from its files."""
+    from transformers import AutoConfig
+
+    return context_length(AutoConfig.from_pretrained(ckpt))
+
+
 def check_context(config: PretrainedConfig, prompt_tokens: int, max_new_tokens: int) -> None:
     """Raise ValueError when a prompt and its completion would not fit the model's context."""
     limit = context_length(config)

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import EngineLost, SamplingParams, Snapshot
-from fsm_trainer.engines.hf_model import checkpoint_special_tokens
+from fsm_trainer.engines.hf_model import checkpoint_context, checkpoint_special_tokens
 from fsm_trainer.engines.vllm_requests import SCORING_ARGUMENTS, Completion
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.vllm_setup import Setup
 from fsm_trainer.engines.vllm_transfer import Receiver
 
 if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
+    from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _SHUTDOWN_S = 1.0
@@ -36,25 +36,29 @@ def vllm_engine(
     threads: int = 1,
     seed: int = 0,
     transport: str = "shared-memory",
+    number: int = 0,
     engine_args: Mapping[str, Any] | None = None,
 ) -> VLLMRolloutEngine:
     """The engine of one replica; `ckpt` gives the architecture alone, the weights come from snapshots.
 
     `devices`: those of the replica, tensor-parallel over them. `max_model_len`: tokens of the longest prompt and
-    completion together. `engine_args`: further arguments of vLLM's `AsyncEngineArgs`.
+    completion together. `number`: of the run's engines, this one. `engine_args`: further arguments of vLLM's
+    `AsyncEngineArgs`.
     """
-    setup = Setup(ckpt, sampling, tuple(devices), dtype, max_model_len, memory_utilization, threads, seed, transport)
-    backend = LocalBackend(setup, dict(engine_args or {}))
+    # One more than a sample needs: to score the longest one takes a new token behind it.
+    positions = min(max_model_len + 1, checkpoint_context(ckpt) or max_model_len + 1)
+    setup = Setup(ckpt, sampling, tuple(devices), dtype, positions, memory_utilization, threads, seed, transport)
+    backend = LocalBackend(setup, number, dict(engine_args or {}))
     return VLLMRolloutEngine(backend, sampling, checkpoint_special_tokens(ckpt).eos)
 
 
 class LocalBackend:
     """A `vllm_rollout.Backend` on AsyncLLM."""
 
-    def __init__(self, setup: Setup, engine_args: Mapping[str, Any]) -> None:
+    def __init__(self, setup: Setup, number: int, engine_args: Mapping[str, Any]) -> None:
         """Keep the settings; ValueError for an argument that the run settles itself."""
         self.positions = setup.positions
-        self._setup, self._arguments = setup, setup.arguments(engine_args)
+        self._setup, self._number, self._arguments = setup, number, setup.arguments(engine_args)
         self._llm: AsyncLLM | None = None
         self._receiver: Receiver | None = None
         self._ids = itertools.count()
@@ -65,19 +69,15 @@ class LocalBackend:
         self._setup.prepare()
         imported = time.perf_counter()
         self._llm = self._setup.build(self._arguments)
-        self._receiver = Receiver(self._llm)
+        self._receiver = Receiver(self._llm, self._number)
         built = time.perf_counter()
         await self._request([0, 0], {**SCORING_ARGUMENTS, **_WARM_UP})
         warm = time.perf_counter()
         return {"import_s": imported - begin, "build_s": built - imported, "warm_up_s": warm - built}
 
-    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any]) -> Completion:
+    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any]) -> list[Completion]:
         """Complete one prompt."""
-        (found,) = (await self._request(prompt, arguments)).outputs
-        tokens = list(found.token_ids)
-        logprobs = [row[token].logprob for token, row in zip(tokens, found.logprobs or (), strict=True)]
-        spans = [(span.version, span.end - span.start) for span in found.weight_versions or ()]
-        return Completion(tokens, logprobs, found.finish_reason, spans)
+        return [_completion(output) for output in (await self._request(prompt, arguments)).outputs]
 
     async def prompt_logprobs(self, tokens: Sequence[int]) -> tuple[float, ...]:
         """Logprob of every token but the first."""
@@ -143,3 +143,10 @@ class LocalBackend:
             yield self._llm
         except EngineDeadError as error:
             raise EngineLost("vLLM's engine process has died; what it said of it is on standard error") from error
+
+
+def _completion(output: CompletionOutput) -> Completion:
+    tokens = list(output.token_ids)
+    logprobs = [row[token].logprob for token, row in zip(tokens, output.logprobs or (), strict=True)]
+    spans = [(span.version, span.end - span.start) for span in output.weight_versions or ()]
+    return Completion(tokens, logprobs, output.finish_reason, spans)

@@ -68,8 +68,9 @@ def logprobs_mode(sampling: SamplingParams) -> str:
 
 
 def sampling_arguments(sampling: SamplingParams, eos: Sequence[int]) -> dict[str, Any]:
-    """Arguments of `vllm.SamplingParams` for one sample, all but its seed."""
+    """Arguments of `vllm.SamplingParams` for one prompt's samples, all but their seed."""
     return {
+        "n": sampling.n_samples,
         "max_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -86,10 +87,10 @@ SCORING_ARGUMENTS: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "promp
 """Arguments of `vllm.SamplingParams` that make it score a prompt, without a look into its prefix cache."""
 
 
-def sample_seed(request: RolloutRequest, row: int) -> int:
-    """The seed of one sample: its own, or equal prompts would be completed alike."""
-    digest = hashlib.sha256(f"{request.seed}:{request.batch_id}:{row}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+def group_seed(request: RolloutRequest, index: int) -> int:
+    """The seed of one prompt's samples; vLLM adds a sample's number to it, so that none are drawn alike."""
+    digest = hashlib.sha256(f"{request.seed}:{request.batch_id}:{index}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 2
 
 
 def to_sample(found: Completion, tags: Tags) -> Sample:
@@ -105,14 +106,13 @@ def to_sample(found: Completion, tags: Tags) -> Sample:
     return Sample(tuple(found.tokens), tuple(found.logprobs), found.finish_reason, spans)
 
 
-def to_rollout(samples: Sequence[Sample], n_samples: int) -> Rollout:
-    """Group the samples by prompt, `n_samples` each; spans stay only where weights were loaded in between."""
-    first = min(sample.spans[0].version for sample in samples)
-    last = max(sample.spans[-1].version for sample in samples)
+def to_rollout(groups: Sequence[Sequence[Sample]]) -> Rollout:
+    """The samples by prompt; spans stay only where weights were loaded in between."""
+    first = min(sample.spans[0].version for group in groups for sample in group)
+    last = max(sample.spans[-1].version for group in groups for sample in group)
     if first == last:
-        samples = [Sample(s.tokens, s.logprobs, s.finish_reason) for s in samples]
-    groups = tuple(tuple(samples[start : start + n_samples]) for start in range(0, len(samples), n_samples))
-    return Rollout(groups, first, last)
+        groups = [[Sample(s.tokens, s.logprobs, s.finish_reason) for s in group] for group in groups]
+    return Rollout(tuple(map(tuple, groups)), first, last)
 
 
 def check_request(request: RolloutRequest, longest: int, max_new_tokens: int) -> None:

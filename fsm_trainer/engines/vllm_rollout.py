@@ -29,7 +29,7 @@ from fsm_trainer.engines.vllm_requests import (
     Tags,
     check_filters,
     check_request,
-    sample_seed,
+    group_seed,
     sampling_arguments,
     to_rollout,
     to_sample,
@@ -50,8 +50,8 @@ class Backend(Protocol):
     async def open(self) -> dict[str, float]:
         """Make it ready; returns the seconds that each part took."""
 
-    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any]) -> Completion:
-        """Complete one prompt, with these arguments of `vllm.SamplingParams`."""
+    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any]) -> list[Completion]:
+        """Complete one prompt as often as `n` of these arguments of `vllm.SamplingParams` says."""
 
     async def prompt_logprobs(self, tokens: Sequence[int]) -> tuple[float, ...]:
         """Logprob of every token but the first, at temperature 1, without a look into the prefix cache."""
@@ -116,8 +116,7 @@ class VLLMRolloutEngine:
     def generate(self, request: RolloutRequest) -> Rollout:
         """Complete every prompt `n_samples` times."""
         check_request(request, self._backend.positions, self._sampling.max_new_tokens)
-        samples = self._call(self._sample(request), abortable=True)
-        return to_rollout(samples, self._sampling.n_samples)
+        return to_rollout(self._call(self._sample(request), abortable=True))
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> Scores | None:
         """Score given tokens with the weights served now; None where vLLM cannot: at another temperature than 1."""
@@ -164,24 +163,23 @@ class VLLMRolloutEngine:
         await self._backend.pause()
         self._paused = True
 
-    async def _sample(self, request: RolloutRequest) -> list[Sample]:
-        n, arguments = self._sampling.n_samples, sampling_arguments(self._sampling, self._eos)
+    async def _sample(self, request: RolloutRequest) -> list[list[Sample]]:
+        arguments = sampling_arguments(self._sampling, self._eos)
         # What would begin during a load must not be drawn by the new weights under the old tag.
         async with self._loading:
             if self._version is None:
                 raise RuntimeError("no weights loaded: load_weights must succeed before generate")
             self._busy += 1
         try:
-            completions = await asyncio.gather(
+            groups = await asyncio.gather(
                 *(
-                    self._backend.complete(prompt, {**arguments, "seed": sample_seed(request, index * n + k)})
+                    self._backend.complete(prompt, {**arguments, "seed": group_seed(request, index)})
                     for index, prompt in enumerate(request.prompts)
-                    for k in range(n)
                 )
             )
         finally:
             self._busy -= 1
-        return [to_sample(completion, self._tags) for completion in completions]
+        return [[to_sample(completion, self._tags) for completion in group] for group in groups]
 
     async def _score(self, sequences: Sequence[Sequence[int]]) -> Scores:
         return list(await asyncio.gather(*(self._backend.prompt_logprobs(tokens) for tokens in sequences)))

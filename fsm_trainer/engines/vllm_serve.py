@@ -20,12 +20,15 @@ _DEFAULTS = {
     "--generation-config": "vllm",
     "--worker-extension-cls": PATH,
 }
+_SWITCHES = ("--enable-scale-out", "--disable-uvicorn-access-log")
+"""The first opens the route that takes and gives token ids."""
 
 
 def arguments(given: Sequence[str]) -> list[str]:
     """Options of vLLM's server: what a run needs, and what was given, which wins."""
     options = {part.split("=", 1)[0] for part in given if part.startswith("--")}
     defaults = [part for name, value in _DEFAULTS.items() if name not in options for part in (name, value)]
+    defaults += [name for name in _SWITCHES if name not in options]
     if given and not given[0].startswith("-"):
         return ["--model", *given, *defaults]
     return [*given, *defaults]

@@ -78,16 +78,10 @@ class ServerBackend:
         await self._post("/resume")
         return {"wait_s": answered - begin, "check_s": time.perf_counter() - answered}
 
-    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any]) -> Completion:
+    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any]) -> list[Completion]:
         """Complete one prompt."""
-        (choice,) = (await self._generate(prompt, arguments))["choices"]
-        rows = (choice["logprobs"] or {}).get("content") or ()
-        return Completion(
-            choice["token_ids"],
-            [row["logprob"] for row in rows],
-            choice["finish_reason"],
-            [(span["version"], span["end"] - span["start"]) for span in choice["weight_versions"] or ()],
-        )
+        choices = (await self._generate(prompt, arguments))["choices"]
+        return [_completion(choice) for choice in sorted(choices, key=lambda choice: int(choice["index"]))]
 
     async def prompt_logprobs(self, tokens: Sequence[int]) -> tuple[float, ...]:
         """Logprob of every token but the first."""
@@ -182,3 +176,9 @@ class ServerBackend:
             return answer.json() if answer.content else None
         except ValueError as error:
             raise EngineLost(f"{said}, which is no JSON") from error
+
+
+def _completion(choice: dict[str, Any]) -> Completion:
+    rows = (choice["logprobs"] or {}).get("content") or ()
+    spans = [(span["version"], span["end"] - span["start"]) for span in choice["weight_versions"] or ()]
+    return Completion(choice["token_ids"], [row["logprob"] for row in rows], choice["finish_reason"], spans)

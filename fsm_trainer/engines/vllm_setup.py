@@ -48,7 +48,8 @@ class Setup:
     sampling: SamplingParams
     devices: tuple[str, ...]
     dtype: str
-    max_model_len: int
+    positions: int
+    """Most tokens of one request."""
     memory_utilization: float | None
     threads: int
     seed: int
@@ -58,11 +59,6 @@ class Setup:
     def on_cpu(self) -> bool:
         """Whether the model runs on the CPU."""
         return self.devices[0] == "cpu"
-
-    @property
-    def positions(self) -> int:
-        """Tokens of the longest request: to score a whole sequence takes one new token behind it."""
-        return self.max_model_len + 1
 
     def prepare(self) -> None:
         """Set what vLLM reads from the environment, and import it. What people have set themselves stays."""

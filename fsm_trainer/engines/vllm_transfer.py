@@ -21,9 +21,9 @@ OFFICIAL = {"nccl": "nccl", "cuda-ipc": "ipc"}
 class Receiver:
     """vLLM's end of the transports. The caller sees to caches and running work."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
-        """Nothing joined yet."""
-        self._llm = llm
+    def __init__(self, llm: AsyncLLM, number: int) -> None:
+        """`number`: which of the transport's receivers this is."""
+        self._llm, self._number = llm, number
         self._joined: dict[str, Any] | None = None
 
     async def transfer(self, snapshot: Snapshot, tag: str) -> int:
@@ -38,7 +38,7 @@ class Receiver:
         from fsm_trainer.engines.weight_sync.nccl import nccl_init_info, nccl_update_info
 
         nccl = snapshot.transport == "nccl"
-        await self._join(nccl_init_info(snapshot) if nccl else {})
+        await self._join(nccl_init_info(snapshot, self._number) if nccl else {})
         await self._llm.start_weight_update()
         info = nccl_update_info(snapshot) if nccl else ipc_update_info(snapshot)
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
@@ -46,7 +46,7 @@ class Receiver:
         return snapshot.nbytes
 
     async def _join(self, info: dict[str, Any]) -> None:
-        """Meet the trainer's end, once for each address of it."""
+        """Meet the trainer's end: for a broadcast anew at each load, which has an address of its own."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         if info != self._joined:

@@ -159,6 +159,7 @@ def _vllm_factory(config: TrainConfig, engine: int) -> Callable[[], RolloutEngin
         threads=config.threads,
         seed=config.seed,
         transport=transport_of(config),
+        number=engine,
         engine_args=further,
     )
 
