@@ -106,11 +106,15 @@ def test_a_generation_whose_engine_is_gone_restarts_it_and_the_others_there_are_
     assert driver.scheduler.outcome == "completed"
 
 
-def test_a_generation_that_is_late_restarts_its_engine_and_is_told_to_end() -> None:
+@pytest.mark.parametrize("both", [False, True])
+def test_a_generation_that_is_late_restarts_its_engine_and_is_told_to_end(both: bool) -> None:
     driver = generating(deadlines=Deadlines(generate_s=5, queue_s=0))
-    late = {c.op for c in driver.pending if c.kind is K.GENERATE}
-    records = driver.feed(TICK, at_ns=driver.scheduler.next_deadline_ns)
-    assert {c.target for c in driver.notices if c.kind is K.ABORT} == late
+    late = sorted(c.op for c in driver.pending if c.kind is K.GENERATE)
+    deadline = driver.scheduler.next_deadline_ns
+    assert deadline is not None
+    records = driver.feed(TICK, at_ns=deadline + both * 1_000_000_000)
+    assert [c.target for c in driver.notices if c.kind is K.ABORT] == late
+    assert len(edges(records, "engine")) == 1
     message = next(r.message for r in records if r.trigger == "restart")
     assert message == "rollout-0 in state generating: generate of batch 0 took longer than 5 s"
     drop_lost(driver)
@@ -248,6 +252,7 @@ def test_an_engine_that_fails_when_nothing_is_left_to_generate_is_let_go() -> No
     drop_lost(driver)
     assert edges(records, "engine") == [("engine-0", "break", "died")]
     assert edges(records, "batch") == [("batch-1", "fail", "engine_lost")]
+    assert [w.batch for w in driver.scheduler.state.workers] == [0, None]
     driver.finish()
     assert (driver.scheduler.outcome, driver.scheduler.error) == ("interrupted", None)
     assert driver.trained() == [(0, 0)]
@@ -335,6 +340,43 @@ def test_in_flight_a_lost_engine_takes_its_load_and_its_generations_with_it() ->
     driver.complete(driver.find(K.START_ENGINE))
     assert driver.find(K.LOAD_WEIGHTS).version == 1
     driver.finish()
+
+
+def test_an_engine_that_drains_can_be_restarted_too() -> None:
+    driver = generating()
+    driver.complete(driver.find(K.GENERATE, 0))
+    driver.complete(driver.find(K.REWARD, 0))
+    driver.complete(driver.find(K.TRAIN, 0))
+    assert driver.scheduler.status().engines == ("draining",)
+    records = dies(driver)
+    assert [(r.source, r.dest) for r in records if r.trigger == "restart"] == [("draining", "starting")]
+    drop_lost(driver)
+    driver.complete(driver.find(K.START_ENGINE))
+    assert not [c for c in driver.pending if c.kind is K.LOAD_WEIGHTS], "version 1 is being exported"
+    driver.complete(driver.find(K.EXPORT))
+    assert driver.find(K.LOAD_WEIGHTS).version == 1
+    driver.finish()
+
+
+def test_a_run_that_has_failed_restarts_nothing_though_another_engine_fails_in_the_same_moment() -> None:
+    deadlines = Deadlines(reward_s=5, sync_s=5, queue_s=0)
+    driver = begun(workers=2, engines=2, max_staleness=3, deadlines=deadlines)
+    driver.until(K.GENERATE, 1, keep={K.GENERATE})
+    driver.complete(driver.find(K.GENERATE, 0))
+    driver.complete(driver.find(K.REWARD, 0))
+    driver.complete(driver.find(K.GENERATE, 1))
+    driver.complete(driver.find(K.TRAIN, 0))
+    driver.complete(driver.find(K.EXPORT))
+    prompts = [c for c in driver.pending if c.kind is K.LOAD_PROMPTS]
+    assert prompts and driver.find(K.REWARD, 1) and [c for c in driver.pending if c.kind is K.LOAD_WEIGHTS]
+    deadline = driver.scheduler.next_deadline_ns
+    assert deadline is not None
+    driver.feed(TICK, at_ns=deadline + 1_000_000_000)
+    assert "reward of batch 1 took longer than 5 s" in str(driver.scheduler.error)
+    assert driver.scheduler.status().engines == ("broken", "broken")
+    drop_lost(driver)
+    driver.finish()
+    assert driver.scheduler.outcome == "failed"
 
 
 def test_only_the_failed_engine_loses_anything() -> None:
