@@ -150,14 +150,13 @@ def test_vllms_ipc_engine_takes_our_handles(monkeypatch: pytest.MonkeyPatch) -> 
 
     def rebuild(*args: Any) -> Tensor:
         assert args[6] == 1, "the receiver's number of the device"
-        tensor: Tensor = args[0]
-        return tensor
+        return list(TENSORS.values())[args[7][0]]
 
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
     monkeypatch.setattr(ipc_engine, "rebuild_cuda_tensor", rebuild)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=f"GPU-{n}"))
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
-    handles = [(tensor, *range(14)) for tensor in (*TENSORS.values(), torch.tensor(1))]
+    handles = [(None, (1,), (1,), 0, None, None, 0, bytes([n]), *range(7)) for n in range(len(TENSORS) + 1)]
     payload = cuda_ipc.encode(describe(TENSORS), {"tied": "embed"}, "GPU-1", handles)
     model = Model()
     engine = ipc_engine.IPCWeightTransferEngine(*worker(0, 1, model, "cuda:1"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _RELEASED = -1
-_DEVICE = 6
-"""Where `rebuild_cuda_tensor` takes the device's number, which is not the same for sender and receiver."""
+_TENSOR_CLASS, _STORAGE_CLASS, _DTYPE, _DEVICE = 0, 4, 5, 6
+"""Places among the 15 arguments of `rebuild_cuda_tensor`, which are a handle: what is known without it, and the number
+of the device, which is not the same for sender and receiver."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +94,44 @@ def ipc_update_info(snapshot: Snapshot) -> dict[str, Any]:
     vLLM unpickles the handles only where VLLM_ALLOW_INSECURE_SERIALIZATION=1.
     """
     payload = json.loads(snapshot.payload)
-    handles = pickle.loads(base64.b64decode(payload["handles"]))
-    named = [{payload["uuid"]: handle} for handle in handles[:-1]]
+    named = [{payload["uuid"]: handle} for handle in _handles(payload)[:-1]]
     pickled = base64.b64encode(pickle.dumps(named)).decode()
     return {**payload["tensors"], "ipc_handles_pickled": pickled}
 
 
-def encode(description: dict[str, Any], aliases: dict[str, str], uuid: str, handles: list[tuple[Any, ...]]) -> bytes:
-    """A snapshot's payload: the description, tied names, the device, and the handles, the version's last."""
-    pickled = base64.b64encode(pickle.dumps(handles)).decode()
-    payload = {"tensors": description, "aliases": aliases, "uuid": uuid, "handles": pickled}
-    return json.dumps(payload).encode()
+def encode(
+    description: dict[str, Any], aliases: dict[str, str], uuid: str, handles: Sequence[tuple[Any, ...]]
+) -> bytes:
+    """A snapshot's payload: the description, tied names, the device, and the handles, the version's last.
+
+    Not pickled, since who can reach a server's workers could then run code there.
+    """
+    plain = [[_plain(place, value) for place, value in enumerate(handle)] for handle in handles]
+    return json.dumps({"tensors": description, "aliases": aliases, "uuid": uuid, "handles": plain}).encode()
+
+
+def _plain(place: int, value: Any) -> Any:
+    if place in (_TENSOR_CLASS, _STORAGE_CLASS, _DTYPE):
+        return None
+    return {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+
+
+def _handles(payload: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """The handles of a payload as torch made them, for tensors and then the version."""
+    import torch
+
+    dtypes = [*(getattr(torch, name) for name in payload["tensors"]["dtype_names"]), torch.int64]
+    handles = []
+    for plain, dtype in zip(payload["handles"], dtypes, strict=True):
+        known = {_TENSOR_CLASS: torch.Tensor, _STORAGE_CLASS: torch.storage.TypedStorage, _DTYPE: dtype}
+        handles.append(tuple(known.get(place, _value(value)) for place, value in enumerate(plain)))
+    return handles
+
+
+def _value(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return base64.b64decode(plain["bytes"])
+    return tuple(plain) if isinstance(plain, list) else plain
 
 
 def read_handles(snapshot: Snapshot) -> Iterator[tuple[str, Tensor]]:
@@ -116,7 +144,7 @@ def read_handles(snapshot: Snapshot) -> Iterator[tuple[str, Tensor]]:
     rebuild: Any = reductions.rebuild_cuda_tensor  # has no types
     payload = json.loads(snapshot.payload)
     device = _device_number(payload["uuid"], snapshot.version)
-    handles = pickle.loads(base64.b64decode(payload["handles"]))
+    handles = _handles(payload)
     gone = f"weights of version {snapshot.version} are gone from {snapshot.location}: "
     try:
         *tensors, version = [rebuild(*handle[:_DEVICE], device, *handle[_DEVICE + 1 :]) for handle in handles]

@@ -22,13 +22,23 @@ TENSORS = {"a": torch.arange(6.0).view(2, 3), "half": torch.ones(3, dtype=torch.
 
 
 def handles(version):
-    """Of the form of torch's: 15 arguments, the device's number at 6; here they hold the tensor itself."""
-    tensors = [*TENSORS.values(), torch.tensor(version)]
-    return [(tensor, 1, 2, 3, 4, 5, 99, *range(7, 15)) for tensor in tensors]
+    """Of the form of torch's, with a number in place of the driver's handle of the memory, and where it has none."""
+    return [
+        (
+            *(torch.Tensor, tensor.size(), tensor.stride(), 0, torch.storage.TypedStorage, tensor.dtype, 99),
+            *(bytes([number, 255]) if tensor.numel() else None, tensor.nbytes, 512, False),
+            *(b"/torch_1_2", 3, b"event", True),
+        )
+        for number, tensor in enumerate(memory(version))
+    ]
 
 
-def snapshot(holds=3, uuid="GPU-b"):
-    return Snapshot(3, "gpu", 30, "cuda-ipc", encode(describe(TENSORS), {"tied": "a"}, uuid, handles(holds)))
+def memory(version):
+    return [*TENSORS.values(), torch.tensor(version)]
+
+
+def snapshot(uuid="GPU-b"):
+    return Snapshot(3, "gpu", 30, "cuda-ipc", encode(describe(TENSORS), {"tied": "a"}, uuid, handles(3)))
 
 
 @pytest.fixture
@@ -39,13 +49,17 @@ def devices(monkeypatch):
     class Properties:
         uuid: str
 
+    held = {"version": 3}
+
     def rebuild(*args):
-        assert args[1:] == (1, 2, 3, 4, 5, 1, *range(7, 15)), "the receiver's number of the device"
-        return args[0]
+        expected = dict(zip(handles(3), memory(held["version"]), strict=True))
+        assert args[6] == 1, "the receiver's number of the device"
+        return expected[(*args[:6], 99, *args[7:])]
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: Properties(["GPU-a", "GPU-b"][n]))
     monkeypatch.setattr(reductions, "rebuild_cuda_tensor", rebuild)
+    return held
 
 
 def test_handles_are_rebuilt_on_the_device_with_the_uuid(devices):
@@ -58,8 +72,9 @@ def test_handles_are_rebuilt_on_the_device_with_the_uuid(devices):
 
 @pytest.mark.parametrize(("holds", "what"), [(-1, "they were released"), (4, "version 4 is there now")])
 def test_another_version_in_the_copy_is_refused(devices, holds, what):
+    devices["version"] = holds
     with pytest.raises(ValueError, match=f"version 3 are gone from gpu: {what}"):
-        next(read_snapshot(snapshot(holds)))
+        next(read_snapshot(snapshot()))
 
 
 def test_a_publisher_that_died_is_reported(devices, monkeypatch):
@@ -85,9 +100,13 @@ def test_vllm_is_given_one_handle_for_each_name_keyed_by_the_device():
         "dtype_names": ["float32", "bfloat16", "float32"],
         "shapes": [[2, 3], [3], [0, 4]],
     }
-    assert [list(handle) for handle in named] == [["GPU-b"]] * 3
-    assert all(torch.equal(h["GPU-b"][0], t) for h, t in zip(named, TENSORS.values(), strict=True))
-    assert named[0]["GPU-b"][1:] == handles(3)[0][1:]
+    assert named == [{"GPU-b": handle} for handle in handles(3)[:-1]]
+
+
+def test_a_payload_is_text_and_runs_nothing():
+    payload = json.loads(snapshot().payload)
+    assert payload["handles"][0][0] is None
+    assert len(payload["handles"]) == len(TENSORS) + 1
 
 
 def test_weights_on_the_cpu_are_refused():
