@@ -141,6 +141,13 @@ class SchedulerConfig:
                 f"lockstep generates nothing ahead of a checkpoint: saving every {self.save_points} batches leaves "
                 f"little of max_staleness {self.max_staleness}"
             )
+        queue_s, generate_s = self.deadlines.queue_s, self.deadlines.generate_s
+        if self.on_engine_failure == "restart" and queue_s and not 0 < generate_s < queue_s:
+            limit = f"after {generate_s:g} s" if generate_s else "never"
+            found.append(
+                f"an engine whose generation hangs is restarted {limit}, but the run fails once the trainer has waited "
+                f"{queue_s:g} s for a batch: give generation a shorter time limit than the train queue"
+            )
         return found
 
     def to_dict(self) -> dict[str, Any]:

@@ -49,4 +49,9 @@ def test_a_log_from_before_a_setting_existed_gives_its_default() -> None:
 def test_wasteful_combinations_warn() -> None:
     assert SchedulerConfig().warnings() == []
     assert "at most 2 batches" in SchedulerConfig(workers=3).warnings()[0]
+    hangs = SchedulerConfig(on_engine_failure="restart").warnings()
+    assert "restarted after 1800 s, but the run fails once the trainer has waited 300 s" in hangs[0]
+    for generate_s, queue_s, warned in ((0, 300, True), (200, 300, False), (300, 300, True), (1800, 0, False)):
+        limits = Deadlines(generate_s=generate_s, queue_s=queue_s)
+        assert bool(SchedulerConfig(on_engine_failure="restart", deadlines=limits).warnings()) is warned
     assert "published earlier" in SchedulerConfig(sync_interval=3, max_staleness=1).warnings()[0]
