@@ -142,7 +142,8 @@ def _what(config: TrainConfig, result: SimResult, asked: int) -> str:
     shape = f"{_count(s.workers, 'rollout worker')} on {_count(s.engines, 'engine')}"
     if not config.is_async:
         return f"{steps} of {config.algo}, one after the other, seed {config.seed}"
-    limits = f"queue {s.queue_size}, max staleness {s.max_staleness}, sync every {_steps(s.sync_interval)}"
+    sync = f"sync every {_steps(s.sync_interval)}{', in flight' if s.inflight else ''}"
+    limits = f"queue {s.queue_size}, max staleness {s.max_staleness}, {sync}"
     return f"{steps} of {config.algo}, {s.admission}: {shape}, {limits}, seed {config.seed}"
 
 

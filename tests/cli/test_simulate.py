@@ -78,6 +78,18 @@ def test_a_long_run_is_simulated_in_part() -> None:
     assert rows["wall time"] == "5005.0 s for all 5000 steps, 1.001 s a step"
 
 
+def test_in_flight_sync_is_simulated() -> None:
+    """Two workers on one engine, 2 s a batch: drained, they wait for each other at each sync."""
+    line = (
+        "--algo async-grpo --rollout-engine vllm --async-sync-mode {} --async-rollout-workers 2 "
+        "--async-max-staleness 2 --max-steps 200 --simulate-rollout-s 2"
+    )
+    drained, flying = predict(line.format("drain")), predict(line.format("inflight"))
+    assert ", sync every step, in flight, seed" in flying["simulated"] and "flight" not in drained["simulated"]
+    assert flying["wall time"] == "201.0 s, 1.005 s a step"
+    assert drained["wall time"] == "267.0 s, 1.335 s a step"
+
+
 def test_durations_of_a_recorded_run(tmp_path: Path) -> None:
     config = SchedulerConfig(max_steps=40)
     simulate(config, durations=None).write(tmp_path)
