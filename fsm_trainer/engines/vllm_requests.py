@@ -67,10 +67,15 @@ def logprobs_mode(sampling: SamplingParams) -> str:
     return "raw_logprobs" if filters or sampling.temperature == 0.0 else "processed_logprobs"
 
 
+def requested(sampling: SamplingParams) -> int:
+    """Samples of one prompt that vLLM is asked for: one when it is greedy, since it refuses to draw all alike."""
+    return 1 if sampling.temperature == 0.0 else sampling.n_samples
+
+
 def sampling_arguments(sampling: SamplingParams, eos: Sequence[int]) -> dict[str, Any]:
     """Arguments of `vllm.SamplingParams` for one prompt's samples, all but their seed."""
     return {
-        "n": sampling.n_samples,
+        "n": requested(sampling),
         "max_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

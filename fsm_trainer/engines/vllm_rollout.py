@@ -30,6 +30,7 @@ from fsm_trainer.engines.vllm_requests import (
     check_filters,
     check_request,
     group_seed,
+    requested,
     sampling_arguments,
     to_rollout,
     to_sample,
@@ -179,7 +180,8 @@ class VLLMRolloutEngine:
             )
         finally:
             self._busy -= 1
-        return [[to_sample(completion, self._tags) for completion in group] for group in groups]
+        copies = self._sampling.n_samples // requested(self._sampling)
+        return [[to_sample(completion, self._tags) for completion in group] * copies for group in groups]
 
     async def _score(self, sequences: Sequence[Sequence[int]]) -> Scores:
         return list(await asyncio.gather(*(self._backend.prompt_logprobs(tokens) for tokens in sequences)))

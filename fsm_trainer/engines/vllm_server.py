@@ -17,7 +17,7 @@ from fsm_trainer.engines.hf_model import checkpoint_special_tokens
 from fsm_trainer.engines.vllm_requests import SCORING_ARGUMENTS, Completion, logprobs_mode
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.vllm_versions import check_version
-from fsm_trainer.engines.vllm_worker import METHOD, PATH, written
+from fsm_trainer.engines.vllm_worker import METHOD, PATH, bytes_read, written
 
 if TYPE_CHECKING:
     import httpx
@@ -95,8 +95,9 @@ class ServerBackend:
     async def transfer(self, snapshot: Snapshot, tag: str) -> int:
         """Replace the weights."""
         answer = await self._post("/collective_rpc", json={"method": METHOD, "args": [written(snapshot)]})
+        nbytes = bytes_read(answer["results"])
         await self._post("/update_weight_version", json={"new_version": tag})
-        return int(answer["results"][0])
+        return nbytes
 
     async def reset_prefix_cache(self) -> bool:
         """Drop the prefix cache."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fsm_trainer.engines.base import Snapshot
-from fsm_trainer.engines.vllm_worker import METHOD, written
+from fsm_trainer.engines.base import EngineLost, Snapshot
+from fsm_trainer.engines.vllm_worker import HALF_LOADED, METHOD, MUST_RESTART, bytes_read, written
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -25,24 +25,29 @@ class Receiver:
         """`number`: which of the transport's receivers this is."""
         self._llm, self._number = llm, number
         self._joined: dict[str, Any] | None = None
+        self._half_loaded = False
 
     async def transfer(self, snapshot: Snapshot, tag: str) -> int:
         """Install the weights and tag them; returns the bytes that came."""
         if snapshot.transport not in OFFICIAL:
-            read: list[int] = await self._llm.collective_rpc(METHOD, args=(written(snapshot),))
+            nbytes = bytes_read(await self._llm.collective_rpc(METHOD, args=(written(snapshot),)))
             await self._llm.update_weight_version(tag)
-            return read[0]
+            return nbytes
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         from fsm_trainer.engines.weight_sync.cuda_ipc import ipc_update_info
         from fsm_trainer.engines.weight_sync.nccl import nccl_init_info, nccl_update_info
 
+        if self._half_loaded:
+            raise EngineLost(f"{HALF_LOADED}; {MUST_RESTART}")
         nccl = snapshot.transport == "nccl"
         await self._join(nccl_init_info(snapshot, self._number) if nccl else {})
+        self._half_loaded = True
         await self._llm.start_weight_update()
         info = nccl_update_info(snapshot) if nccl else ipc_update_info(snapshot)
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
         await self._llm.finish_weight_update(tag)
+        self._half_loaded = False
         return snapshot.nbytes
 
     async def _join(self, info: dict[str, Any]) -> None:

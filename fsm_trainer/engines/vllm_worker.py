@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fsm_trainer.engines.base import Snapshot
+from fsm_trainer.engines.base import EngineLost, Snapshot
 from fsm_trainer.engines.weight_sync.transport import read_snapshot
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ PATH = f"{__name__}.WeightReceiver"
 """How vLLM finds the class."""
 METHOD = "fsm_load_weights"
 """The method as `collective_rpc` names it."""
+HALF_LOADED = "an earlier load of weights ended part way"
+MUST_RESTART = "vLLM cannot be mended, and must be started anew"
+_log = logging.getLogger(__name__)
 
 
 def written(snapshot: Snapshot) -> str:
@@ -28,19 +32,47 @@ def written(snapshot: Snapshot) -> str:
     return json.dumps(fields)
 
 
+def bytes_read(results: Sequence[Mapping[str, Any]]) -> int:
+    """The bytes that each worker read, from what their `fsm_load_weights` returned.
+
+    ValueError when a worker did not load and can be asked again, EngineLost when it cannot.
+    """
+    for result in results:
+        if (error := result["error"]) is not None:
+            raise EngineLost(f"{error}; {MUST_RESTART}") if result["half_loaded"] else ValueError(error)
+    return int(results[0]["nbytes"])
+
+
 class WeightReceiver:
     """The worker's side of the transports that are read by the one who loads."""
 
-    def fsm_load_weights(self, snapshot: str) -> int:
-        """Replace the model's weights by a snapshot's, layer by layer; returns the bytes read.
+    fsm_half_loaded = False
+    """Whether a load ended part way: vLLM has taken its model apart then, and cannot put it together again."""
+
+    def fsm_load_weights(self, snapshot: str) -> dict[str, Any]:
+        """Replace the model's weights by a snapshot's, layer by layer; returns the bytes read, or what went wrong.
 
         Through `reload_weights`, because a live model's weights are repacked for its kernels and cannot be written to.
         """
+        if self.fsm_half_loaded:
+            return self._fsm_report(0, HALF_LOADED)
         fields = json.loads(snapshot)
         counter = _Counter(Snapshot(**{**fields, "payload": base64.b64decode(fields["payload"])}))
         worker: Any = self
-        worker.reload_weights(weights_iterator=iter(counter))
-        return counter.nbytes
+        try:
+            worker.reload_weights(weights_iterator=iter(counter))
+        except Exception as error:
+            # Told instead of raised, because of most errors vLLM passes nothing on.
+            self.fsm_half_loaded = counter.nbytes > 0
+            if isinstance(error, ValueError) and not self.fsm_half_loaded:
+                return self._fsm_report(0, str(error))  # the snapshot could not be read
+            _log.exception("loading weights failed")
+            version, said = fields["version"], " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+            return self._fsm_report(counter.nbytes, f"vLLM cannot load the weights of version {version}: {said}")
+        return self._fsm_report(counter.nbytes, None)
+
+    def _fsm_report(self, nbytes: int, error: str | None) -> dict[str, Any]:
+        return {"nbytes": nbytes, "error": error, "half_loaded": self.fsm_half_loaded}
 
 
 class _Counter:

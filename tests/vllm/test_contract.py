@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from fsm_trainer.engines.base import SamplingParams, Snapshot
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine

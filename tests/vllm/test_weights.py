@@ -26,7 +26,9 @@ TOLERANCE = 1e-4
 def test_every_load_serves_the_new_weights(
     engine: Engine, models: list[PreTrainedModel], tmp_path: Path, transport: str
 ) -> None:
-    made = SharedMemoryTransport() if transport == "shared-memory" else DirectoryTransport(tmp_path, bucket_bytes=100_000)
+    made = (
+        SharedMemoryTransport() if transport == "shared-memory" else DirectoryTransport(tmp_path, bucket_bytes=100_000)
+    )
     rollouts = engine(n_samples=2, max_new_tokens=12)
     for version in range(4):
         snapshot = made.publish(models[version % 2].state_dict().items(), version)
@@ -66,18 +68,6 @@ def test_a_load_that_fails_leaves_nothing_to_serve(
     with pytest.raises(RuntimeError, match="no weights loaded"):
         rollouts.generate(REQUEST)
     rollouts.load_weights(publish(3))
-    assert largest_gap(models, PROMPTS, rollouts.generate(REQUEST)) < TOLERANCE
-
-
-def test_weights_of_another_model_are_refused(engine: Engine, publish: Publish, models: list[PreTrainedModel]) -> None:
-    transport = SharedMemoryTransport()
-    halves = {name: tensor[: len(tensor) // 2] for name, tensor in models[0].state_dict().items()}
-    rollouts = engine(n_samples=1, max_new_tokens=4)
-    with pytest.raises(Exception, match=r".+"):
-        rollouts.load_weights(transport.publish(halves.items(), 5))
-    with pytest.raises(RuntimeError, match="no weights loaded"):
-        rollouts.generate(REQUEST)
-    rollouts.load_weights(publish(6))
     assert largest_gap(models, PROMPTS, rollouts.generate(REQUEST)) < TOLERANCE
 
 
