@@ -50,7 +50,7 @@ def small_plan() -> Iterator[Case]:
         if index % 2 == 0:
             yield case
     yield from resumed((1,), (1, 2), (1, 2), crews=((2, 1),), steps=3)
-    yield from inflight((1,), (1, 2), (1,), crews=((2, 1),), steps=2)
+    yield from inflight((1,), (2,), (1,), crews=((2, 1),), steps=2)
     yield from restarted((1,), (1, 2), crews=((2, 1),), steps=1)
 
 
