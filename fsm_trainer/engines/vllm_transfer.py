@@ -14,7 +14,7 @@ from fsm_trainer.engines.vllm_worker import HALF_LOADED, METHOD, MUST_RESTART, b
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-OFFICIAL = {"nccl": "nccl", "cuda-ipc": "ipc"}
+OFFICIAL = {NCCL: "nccl", CUDA_IPC: "ipc"}
 """Transports that are vLLM's own -> what it calls them."""
 
 
@@ -24,7 +24,7 @@ class Receiver:
     def __init__(self, llm: AsyncLLM, number: int) -> None:
         """`number`: which of the transport's receivers this is."""
         self._llm, self._number = llm, number
-        self._joined: dict[str, Any] | None = None
+        self._joined = False
         self._half_loaded = False
 
     async def transfer(self, snapshot: Snapshot, tag: str) -> int:
@@ -40,20 +40,27 @@ class Receiver:
 
         if self._half_loaded:
             raise EngineLost(f"{HALF_LOADED}; {MUST_RESTART}")
-        nccl = snapshot.transport == "nccl"
-        await self._join(nccl_init_info(snapshot, self._number) if nccl else {})
-        self._half_loaded = True
+        if snapshot.transport == NCCL:
+            await self._meet(nccl_init_info(snapshot, self._number))
+            info = nccl_update_info(snapshot)
+        else:
+            if not self._joined:
+                await self._join({})
+            info = ipc_update_info(snapshot)
         await self._llm.start_weight_update()
-        info = nccl_update_info(snapshot) if nccl else ipc_update_info(snapshot)
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
         await self._llm.finish_weight_update(tag)
-        self._half_loaded = False
         return snapshot.nbytes
 
+    async def _meet(self, info: dict[str, Any]) -> None:
+        """Join the group of this one load, and leave that of the load before, or its communicator would stay."""
+        if self._joined:
+            await self._llm.shutdown_weight_transfer_engine()
+            self._joined = False
+        await self._join(info)
+
     async def _join(self, info: dict[str, Any]) -> None:
-        """Meet the trainer's end: for a broadcast anew at each load, which has an address of its own."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        if info != self._joined:
-            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
-            self._joined = info
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
+        self._joined = True
