@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import EngineLost, Snapshot
 from fsm_trainer.engines.vllm_worker import HALF_LOADED, METHOD, MUST_RESTART, bytes_read, written
+from fsm_trainer.engines.weight_sync.transport import CUDA_IPC, NCCL
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -47,9 +48,11 @@ class Receiver:
             if not self._joined:
                 await self._join({})
             info = ipc_update_info(snapshot)
+        self._half_loaded = True
         await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
         await self._llm.finish_weight_update(tag)
+        self._half_loaded = False
         return snapshot.nbytes
 
     async def _meet(self, info: dict[str, Any]) -> None:

