@@ -86,9 +86,11 @@ def describe(error: BaseException) -> Failure:
     """The failure that an exception stands for; one that crossed a process keeps its origin."""
     if isinstance(error, EngineError):
         return Failure(error.type, error.message, error.traceback, error.where)
+    if isinstance(error, (EngineDied, HostClosed)):
+        return Failure(type(error).__name__, _message(error), "", "")  # raised in no place that says more
     told = _is_told(error)
     text = "" if told else "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    where = "" if isinstance(error, (EngineDied, HostClosed)) else _where(error.__traceback__)
+    where = _where(error.__traceback__)
     return Failure(type(error).__name__, _message(error), text, where)
 
 

@@ -13,7 +13,7 @@ _log = structlog.get_logger("fsm_train")
 
 
 class PeopleLog:
-    """Observer of the event loop: says when the run moves on, saves, drops a batch or publishes out of turn."""
+    """Observer of the event loop: says when the run moves on, saves, drops or loses a batch, or restarts an engine."""
 
     def on_step(self, records: Sequence[Record]) -> Sequence[Record]:
         """Log what a person would want to know."""
@@ -25,6 +25,10 @@ class PeopleLog:
             elif r.kind is RecordKind.DROP:
                 fields = _filled(batch_id=r.batch_id, reason=r.reason, staleness=r.staleness)
                 _log.info("batch_dropped", **fields)
+            elif r.kind is RecordKind.TRANSITION and r.machine == "engine" and r.trigger == "restart":
+                _log.warning("engine_restarting", **_filled(engine=r.engine, reason=r.reason, message=r.message))
+            elif r.kind is RecordKind.TRANSITION and r.machine == "batch" and r.reason == "engine_lost":
+                _log.warning("batch_lost", **_filled(batch_id=r.batch_id, reason=r.reason))
             elif r.kind is RecordKind.IGNORED:
                 _log.warning("completion_ignored", **_filled(seq=r.cause_seq, trigger=r.trigger, reason=r.reason))
         return ()

@@ -82,7 +82,9 @@ def test_what_crossed_a_process_keeps_its_origin() -> None:
 def test_a_death_says_who_died_of_what(code: int, text: str) -> None:
     death = EngineDied("rollout-0", 41, code)
     assert str(death) == text
-    assert describe(death).summary == text
+    with pytest.raises(EngineDied) as caught:
+        raise death
+    assert describe(caught.value).for_log == {"message": text}, "where it was noticed says nothing more"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,22 @@ ROW = Record(9, 0, RecordKind.TRANSITION)
             {"event": "batch_dropped", "batch_id": 0, "reason": "stale", "staleness": 3, "log_level": "info"},
         ),
         (
+            ROW._replace(
+                machine="engine", trigger="restart", engine=1, reason="EngineLost", message="the server is gone"
+            ),
+            {
+                "event": "engine_restarting",
+                "engine": 1,
+                "reason": "EngineLost",
+                "message": "the server is gone",
+                "log_level": "warning",
+            },
+        ),
+        (
+            ROW._replace(machine="batch", trigger="fail", dest="failed", batch_id=5, reason="engine_lost"),
+            {"event": "batch_lost", "batch_id": 5, "reason": "engine_lost", "log_level": "warning"},
+        ),
+        (
             ROW._replace(kind=RecordKind.IGNORED, cause_seq=4, trigger="generated", reason="late"),
             {
                 "event": "completion_ignored",
