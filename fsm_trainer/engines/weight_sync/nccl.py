@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import Snapshot
+from fsm_trainer.engines.vllm_versions import weight_source
 from fsm_trainer.engines.weight_sync.image import split_tied
 from fsm_trainer.engines.weight_sync.on_device import cuda_device, describe
 from fsm_trainer.engines.weight_sync.transport import BUCKET_BYTES, NCCL, WeightTransport
@@ -80,7 +81,7 @@ class NcclTransport(WeightTransport):
         self._drop(receiver)
         with torch.cuda.device(cuda_device(published.tensors, NCCL)):
             sender = WeightTransferTrainerFactory.trainer_init(
-                NCCLTrainerInitInfo(**info, rank=0), client=_EngineTold(), source=_Source(published.tensors)
+                NCCLTrainerInitInfo(**info, rank=0), client=_EngineTold(), source=weight_source(published.tensors)
             )
             with self._lock:
                 self._senders[receiver] = sender
@@ -148,22 +149,6 @@ class _EngineTold:
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Nothing to tell."""
-
-
-class _Source:
-    """vLLM's `WeightSource` of the tensors published."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def metadata(self) -> list[Any]:
-        """Names, dtypes and shapes in the order of iteration."""
-        from vllm.distributed.weight_transfer import ParamMeta
-
-        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._tensors.items()]
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return iter(self._tensors.items())
 
 
 def _reserve_ports(count: int) -> list[socket.socket]:
