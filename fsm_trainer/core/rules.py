@@ -16,12 +16,14 @@ from fsm_trainer.core.recorder import Recorder
 from fsm_trainer.core.state import Batch, Engine, Worker
 
 Rule = Callable[[Recorder, Admission], bool]
+_UP_OR_LET_GO = (EngineState.OPEN, EngineState.BROKEN)
+"""One that failed is let go, and no failure of the run, only if there is nothing to generate."""
 
 
 def advance_run(rec: Recorder, admission: Admission) -> bool:
     """Move the run itself: running once engines serve, draining once done, stopping once all is accounted for."""
     s = rec.state
-    if s.run.state is RunState.STARTING and all(e.machine.state is EngineState.OPEN for e in s.engines):
+    if s.run.state is RunState.STARTING and all(e.machine.state in _UP_OR_LET_GO for e in s.engines):
         s.running_since_ns = rec.t_ns
         rec.fire(s.run, "run")
         return True

@@ -177,6 +177,7 @@ def restarted(
         yield Case(_config(modes, max_steps=max(1, many - 1)), faults=2, healed=True)
         modes["sync_mode"] = SYNC_MODES[1 - index % 2]
         yield Case(_config(modes), World(prompts=many), faults=1, healed=True)
+        yield Case(_config(modes), World(prompts=0), faults=2, healed=True)
         yield Case(_config(modes, max_steps=1, max_engine_restarts=1), faults=2)
 
 

@@ -259,6 +259,16 @@ def test_an_engine_that_fails_when_nothing_is_left_to_generate_is_let_go() -> No
     assert driver.kinds(RecordKind.CHECKPOINT)[-1].train_version == 1
 
 
+def test_a_run_without_prompts_ends_though_an_engine_fails_while_it_starts() -> None:
+    driver = begun(World(prompts=0), workers=2, engines=2, prefetch=1)
+    starts = {c.engine: c for c in driver.pending if c.kind is K.START_ENGINE}
+    driver.complete_all_but(starts[1])
+    assert (driver.scheduler.status().run, driver.scheduler.state.exhausted) == ("starting", True)
+    assert edges(dies(driver, 0), "engine") == [("engine-0", "break", "died")]
+    driver.finish()
+    assert (driver.scheduler.outcome, driver.scheduler.error) == ("completed", None)
+
+
 def test_what_was_admitted_is_generated_though_the_run_drains() -> None:
     driver = begun(workers=2, max_staleness=3)
     driver.until(K.GENERATE, 0)
