@@ -49,8 +49,9 @@ class ResumePoint:
         return f"--resume {self.checkpoint.path}"
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The new run's settings: `given` wins over the run before."""
-        return {**self.values, **given, "resume": str(self.checkpoint.path)}
+        """The new run's settings: `given` wins over the run before, and another engine over the settings of its own."""
+        values = {name: value for name, value in self.values.items() if name not in _left_behind(given)}
+        return {**values, **given, "resume": str(self.checkpoint.path)}
 
     def check_files(self) -> None:
         """Read every file of the checkpoint; ConfigError unless all are as they were written."""
@@ -84,6 +85,15 @@ def find_resume_point(text: str) -> ResumePoint:
         raise ConfigError(f"--resume {shown(text)}: {_told(error)}") from error
     except OSError as error:
         raise ConfigError(f"--resume {shown(text)} cannot be read: {error.strerror}") from error
+
+
+def _left_behind(given: Mapping[str, Any]) -> frozenset[str]:
+    """Settings of the run before that mean nothing to the engines given now; nobody could leave them out."""
+    if given.get("rollout_engine") == "hf":
+        return frozenset({"rollout_base_url", "rollout_host", "vllm_arg", "rollout_gpu_memory_utilization"})
+    if given.get("rollout_host", "server") != "server":
+        return frozenset({"rollout_base_url"})
+    return frozenset({"vllm_arg", "rollout_host"}) if "rollout_base_url" in given else frozenset()
 
 
 def _told(error: ValueError) -> str:

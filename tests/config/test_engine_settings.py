@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from fsm_trainer.cli.flags import parse
 from fsm_trainer.config import ConfigError, TrainConfig
 from fsm_trainer.config.engine_settings import memory_share
 from fsm_trainer.config.resolve import resolve
+from fsm_trainer.config.resume import ResumePoint
 from fsm_trainer.config.yaml_file import read_config_file
 
 URL = "http://localhost:8000"
@@ -206,3 +208,34 @@ def test_share_of_memory_beside_the_trainer_and_alone() -> None:
 def test_lost_batches_may_come_back() -> None:
     assert not TrainConfig().prompts_may_come_back
     assert TrainConfig(on_engine_failure="restart").prompts_may_come_back
+
+
+ON_SERVERS = {"rollout_engine": "vllm", "rollout_host": "server", "rollout_base_url": URL, "max_steps": 5}
+IN_PROCESSES = {"rollout_engine": "vllm", "vllm_arg": {"enforce_eager": True}, "rollout_gpu_memory_utilization": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("before", "given", "expected"),
+    [
+        (ON_SERVERS, {}, ON_SERVERS),
+        (ON_SERVERS, {"rollout_engine": "hf"}, {"rollout_engine": "hf", "max_steps": 5}),
+        (ON_SERVERS, {"rollout_host": "inline"}, {"rollout_engine": "vllm", "rollout_host": "inline", "max_steps": 5}),
+        (ON_SERVERS, {"rollout_base_url": "none"}, {**ON_SERVERS, "rollout_host": None, "rollout_base_url": "none"}),
+        (
+            ON_SERVERS,
+            {"rollout_base_url": "http://b"},
+            {**ON_SERVERS, "rollout_host": None, "rollout_base_url": "http://b"},
+        ),
+        (IN_PROCESSES, {"lr": 1e-5}, {**IN_PROCESSES, "lr": 1e-5}),
+        (IN_PROCESSES, {"rollout_engine": "hf"}, {"rollout_engine": "hf"}),
+        (IN_PROCESSES, {"rollout_base_url": URL}, {**IN_PROCESSES, "vllm_arg": None, "rollout_base_url": URL}),
+    ],
+)
+def test_a_resumed_run_may_change_its_engines(
+    before: dict[str, Any], given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    point = ResumePoint(SimpleNamespace(path="run/checkpoints/step-000005"), before)  # type: ignore[arg-type]
+    settings = point.settings(given)
+    assert settings.pop("resume") == "run/checkpoints/step-000005"
+    assert settings == {name: value for name, value in expected.items() if value is not None}
+    TrainConfig.build(settings)
