@@ -7,6 +7,7 @@ order.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from fsm_trainer.engines.vllm_requests import logprobs_mode
 from fsm_trainer.engines.vllm_transfer import OFFICIAL
 from fsm_trainer.engines.vllm_versions import check_vllm
 from fsm_trainer.engines.vllm_worker import PATH
+from fsm_trainer.engines.weight_sync.transport import CUDA_IPC
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -67,9 +69,14 @@ class Setup:
         if self.on_cpu:
             # Gigabytes; and threads that are not nailed to cores, because the trainer runs on them too.
             wanted |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        if self.transport == CUDA_IPC:
+            # Handles of GPU memory are pickled; they go to processes of this engine alone.
+            wanted["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         for name, value in wanted.items():
             os.environ.setdefault(name, value)
-        import vllm.v1.engine.async_llm  # noqa: F401
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what vLLM uses that its own libraries deprecate
+            import vllm.v1.engine.async_llm  # noqa: F401
 
     def arguments(self, further: Mapping[str, Any]) -> dict[str, Any]:
         """All arguments of `AsyncEngineArgs`; `further` wins where the run does not settle it."""
@@ -112,7 +119,8 @@ class Setup:
 
     def _process_environment(self) -> dict[str, str]:
         """What vLLM's own processes are to see, and this one is not."""
-        ours = {MARK: "1"}
+        # Killed at the end rather than waited for, they leave shared memory, which Python then frees and deplores.
+        ours = {MARK: "1", "PYTHONWARNINGS": "ignore"}
         if self.on_cpu:
             return {**ours, "OMP_NUM_THREADS": str(self.threads)}
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
