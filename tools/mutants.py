@@ -99,7 +99,8 @@ def copy_tree(target: Path) -> Path:
     shutil.copytree(ROOT / "fsm_trainer", target / "fsm_trainer", ignore=ignored)
     for name in ("tests/core", "tests/simulate"):
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__", *NOT_THESE))
-    for name in ("tests/__init__.py", "pyproject.toml"):
+    (target / "docs").mkdir()
+    for name in ("tests/__init__.py", "pyproject.toml", "docs/what-if.md"):
         shutil.copy(ROOT / name, target / name)
     for path in (ROOT / "tests").glob("*.txt"):
         shutil.copy(path, target / "tests")
