@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
@@ -144,7 +144,8 @@ class VLLMRolloutEngine:
         backend, begin = self._backend, time.perf_counter()
         self._version = None
         async with self._loading:
-            if self._busy and not self._paused:
+            # After a load that failed it may stand still already, or not: a pause more does no harm.
+            if self._busy or self._paused:
                 await self._stand_still()
             at_rest = time.perf_counter()
             nbytes = await backend.transfer(snapshot, self._tags.of(snapshot.version))
@@ -152,17 +153,18 @@ class VLLMRolloutEngine:
             if not self._paused and not await backend.reset_prefix_cache():
                 # Something aborted just now still holds on to it.
                 await self._stand_still()
-            self._version = self._tags.version(await backend.weight_version())
+            version = self._tags.version(await backend.weight_version())
             if self._paused:
                 await backend.resume()
                 self._paused = False
-        return Loaded(self._version, nbytes, at_rest - begin, there - at_rest, time.perf_counter() - there)
+            self._version = version
+        return Loaded(version, nbytes, at_rest - begin, there - at_rest, time.perf_counter() - there)
 
     async def _stand_still(self) -> None:
         # Without caches: what runs is computed anew from its first token on once it goes on, so that the logprobs
         # recorded from there on are those of the new weights, and no later prompt finds what older ones computed.
-        await self._backend.pause()
         self._paused = True
+        await self._backend.pause()
 
     async def _sample(self, request: RolloutRequest) -> list[list[Sample]]:
         arguments = sampling_arguments(self._sampling, self._eos)
@@ -172,11 +174,9 @@ class VLLMRolloutEngine:
                 raise RuntimeError("no weights loaded: load_weights must succeed before generate")
             self._busy += 1
         try:
-            groups = await asyncio.gather(
-                *(
-                    self._backend.complete(prompt, {**arguments, "seed": group_seed(request, index)})
-                    for index, prompt in enumerate(request.prompts)
-                )
+            groups = await _all(
+                self._backend.complete(prompt, {**arguments, "seed": group_seed(request, index)})
+                for index, prompt in enumerate(request.prompts)
             )
         finally:
             self._busy -= 1
@@ -184,7 +184,9 @@ class VLLMRolloutEngine:
         return [[to_sample(completion, self._tags) for completion in group] * copies for group in groups]
 
     async def _score(self, sequences: Sequence[Sequence[int]]) -> Scores:
-        return list(await asyncio.gather(*(self._backend.prompt_logprobs(tokens) for tokens in sequences)))
+        scores = await _all(self._backend.prompt_logprobs(tokens) for tokens in sequences)
+        self._tags.version(await self._backend.weight_version())  # those of this run, or EngineLost
+        return scores
 
     def _call(self, work: Coroutine[Any, Any, T], *, abortable: bool = False) -> T:
         """Do it on the event loop and wait for it."""
@@ -195,9 +197,10 @@ class VLLMRolloutEngine:
         async def do() -> T:
             return await work
 
-        future: Future[T] = self._portal.start_task_soon(do)
-        if abortable:
-            with self._lock:
+        # An abort finds whatever has begun, so nothing begins outside the lock.
+        with self._lock:
+            future: Future[T] = self._portal.start_task_soon(do)
+            if abortable:
                 self._running.add(future)
         try:
             return future.result()
@@ -206,3 +209,13 @@ class VLLMRolloutEngine:
         finally:
             with self._lock:
                 self._running.discard(future)
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What each returns; the first that raises ends the others."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import EngineLost, SamplingParams, Snapshot
@@ -26,6 +27,7 @@ GENERATE = "/inference/v1/generate"
 _START = "start it with python -m fsm_trainer.engines.vllm_serve"
 _POLL_S = 0.5
 _CONNECT_S = 10.0
+"""For a connection, and for an answer to whether the server is up."""
 _BODY = 300
 """Characters of a server's complaint that are passed on."""
 
@@ -76,17 +78,25 @@ class ServerBackend:
         # What a run before this one left behind.
         await self._post("/abort_requests", json={})
         await self._post("/resume")
-        return {"wait_s": answered - begin, "check_s": time.perf_counter() - answered}
+        checked = time.perf_counter()
+        await self.prompt_logprobs([0, 0])
+        warm = time.perf_counter()
+        return {"wait_s": answered - begin, "check_s": checked - answered, "warm_up_s": warm - checked}
 
     async def complete(self, prompt: Sequence[int], arguments: dict[str, Any]) -> list[Completion]:
         """Complete one prompt."""
-        choices = (await self._generate(prompt, arguments))["choices"]
-        return [_completion(choice) for choice in sorted(choices, key=lambda choice: int(choice["index"]))]
+        answer = await self._generate(prompt, arguments)
+        with self._reading(GENERATE):
+            return [
+                _completion(choice) for choice in sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+            ]
 
     async def prompt_logprobs(self, tokens: Sequence[int]) -> tuple[float, ...]:
         """Logprob of every token but the first."""
-        rows = (await self._generate(tokens, SCORING_ARGUMENTS))["prompt_logprobs"]
-        return tuple(row[str(token)]["logprob"] for token, row in zip(tokens[1:], rows[1:], strict=True))
+        answer = await self._generate(tokens, SCORING_ARGUMENTS)
+        with self._reading(GENERATE):
+            rows = list(zip(tokens, answer["prompt_logprobs"], strict=True))
+            return tuple(float(row[str(token)]["logprob"]) for token, row in rows[1:])
 
     async def pause(self) -> None:
         """Stand still, without caches."""
@@ -95,17 +105,23 @@ class ServerBackend:
     async def transfer(self, snapshot: Snapshot, tag: str) -> int:
         """Replace the weights."""
         answer = await self._post("/collective_rpc", json={"method": METHOD, "args": [written(snapshot)]})
-        nbytes = bytes_read(answer["results"])
+        with self._reading("/collective_rpc"):
+            results = list(answer["results"])
+        nbytes = bytes_read(results)
         await self._post("/update_weight_version", json={"new_version": tag})
         return nbytes
 
     async def reset_prefix_cache(self) -> bool:
         """Drop the prefix cache."""
-        return bool((await self._post("/reset_prefix_cache"))["success"])
+        answer = await self._post("/reset_prefix_cache")
+        with self._reading("/reset_prefix_cache"):
+            return bool(answer["success"])
 
     async def weight_version(self) -> str:
         """The tag of the weights."""
-        return str((await self._get("/weight_info"))["weight_version"])
+        answer = await self._get("/weight_info")
+        with self._reading("/weight_info"):
+            return str(answer["weight_version"])
 
     async def resume(self) -> None:
         """Go on."""
@@ -123,7 +139,7 @@ class ServerBackend:
     async def _wait(self, until: float) -> None:
         while True:
             try:
-                await self._get("/health")
+                await self._get("/health", timeout=_CONNECT_S)
                 return
             except EngineLost as error:
                 if time.perf_counter() > until:
@@ -132,20 +148,40 @@ class ServerBackend:
 
     async def _check(self) -> None:
         """ValueError, with what to do, for a server that was not started for this."""
-        check_version(str((await self._get("/version"))["version"]), f"the vLLM server at {self.url}")
-        found = (await self._get("/server_info", params={"config_format": "json"}))["vllm_config"]
-        model, parallel = found["model_config"], found["parallel_config"]
-        has = {**model, "worker_extension_cls": parallel["worker_extension_cls"]}
+        answer = await self._get("/version")
+        with self._reading("/version"):
+            version = str(answer["version"])
+        check_version(version, self._where)
+        info = await self._get("/server_info", params={"config_format": "json"})
+        with self._reading("/server_info"):
+            config = info["vllm_config"]
+            has = {**config["model_config"], "worker_extension_cls": config["parallel_config"]["worker_extension_cls"]}
+            longest = int(has["max_model_len"])
+            got = {name: str(has[name] or "none").removeprefix("torch.") for name in self._wanted}
         for name, wanted in self._wanted.items():
-            got = str(has[name]).removeprefix("torch.")
-            if got != wanted:
-                raise ValueError(f"the vLLM server at {self.url} has {name} {got}, expected {wanted}; {_START}")
-        if model["max_model_len"] < self._needed:
+            if got[name] != wanted:
+                raise ValueError(
+                    f"{self._where} has {name} {got[name]}, expected {wanted}; {_START} --{name.replace('_', '-')} "
+                    f"{wanted}"
+                )
+        if longest < self._needed:
             raise ValueError(
-                f"the vLLM server at {self.url} has max_model_len {model['max_model_len']}, expected at least "
-                f"{self._needed} for a prompt and its completion; {_START} --max-model-len {self.positions}"
+                f"{self._where} has max_model_len {longest}, expected at least {self._needed} for a prompt and its "
+                f"completion; {_START} --max-model-len {self.positions}"
             )
-        self.positions = min(self.positions, model["max_model_len"])
+        self.positions = min(self.positions, longest)
+
+    @property
+    def _where(self) -> str:
+        return f"the vLLM server at {self.url}"
+
+    @contextmanager
+    def _reading(self, path: str) -> Iterator[None]:
+        """EngineLost where an answer is not what vLLM's looks like."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError) as error:
+            raise EngineLost(f"{self._where} answers {path} with something that vLLM does not: {error!r}") from error
 
     async def _get(self, path: str, **options: Any) -> Any:
         return await self._ask("GET", path, **options)
@@ -159,15 +195,14 @@ class ServerBackend:
 
         if self._client is None:
             raise RuntimeError("the vLLM server is not connected, or closed")
-        where = f"the vLLM server at {self.url}"
+        where = self._where
         try:
             answer = await self._client.request(method, path, **options)
         except httpx.HTTPError as error:
             raise EngineLost(f"{where} does not answer {path}: {str(error) or type(error).__name__}") from error
-        if answer.status_code == httpx.codes.NOT_FOUND:
-            raise ValueError(
-                f"{where} has no {path}: it was started without VLLM_SERVER_DEV_MODE=1, or is no vLLM server; {_START}"
-            )
+        if answer.status_code in (httpx.codes.NOT_FOUND, httpx.codes.FORBIDDEN):
+            needed = "--enable-scale-out" if path == GENERATE else "VLLM_SERVER_DEV_MODE=1"
+            raise ValueError(f"{where} has no {path}: it was started without {needed}, or is no vLLM server; {_START}")
         said = f"{where} answers {path} with {answer.status_code}: {' '.join(answer.text.split())[:_BODY]}"
         if answer.is_server_error:
             raise EngineLost(said)
