@@ -42,6 +42,10 @@ SETTLED = frozenset(
 """Arguments of vLLM that follow from the run and cannot be given besides."""
 
 
+_ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False}
+"""Nothing to compile for; and a prompt in two parts ends vLLM 0.32 there, if the request has a seed."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """What one engine is started with."""
@@ -89,7 +93,7 @@ class Setup:
             # The first load brings the weights.
             "load_format": "dummy",
             "generation_config": "vllm",
-            **({"enforce_eager": True} if self.on_cpu else {}),
+            **(_ON_CPU if self.on_cpu else {}),
             **({} if self.memory_utilization is None else {"gpu_memory_utilization": self.memory_utilization}),
             **further,
             "model": self.ckpt,

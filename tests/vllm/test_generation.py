@@ -116,3 +116,14 @@ def test_weights_of_somebody_else_are_not_taken_for_ones_own(engine: Engine, pub
     other.load_weights(publish(0))
     with pytest.raises(EngineLost, match="not loaded into it"):
         mine.generate(RolloutRequest(0, PROMPTS, seed=0))
+
+
+def test_more_prompt_tokens_than_one_step_takes(
+    engine: Engine, publish: Publish, models: list[PreTrainedModel]
+) -> None:
+    """They go into several steps, each prompt whole: vLLM's CPU build dies of half a prompt with a seed."""
+    prompts = tuple(tuple(4 + (index + place) % 28 for place in range(200)) for index in range(64))
+    rollouts = engine(n_samples=1, max_new_tokens=4)
+    rollouts.load_weights(publish(0))
+    rollout = rollouts.generate(RolloutRequest(0, prompts, seed=0))
+    assert largest_gap(models, prompts, rollout) < TOLERANCE
