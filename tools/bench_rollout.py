@@ -11,8 +11,8 @@ Needs vLLM, so it runs in the environment that `make test-vllm` makes; SmolLM2 n
 - sync: publishing and loading by transport; the share of a training step; what generation loses to a load.
 - start: seconds by part, in a process of its own and as a server.
 
-Models are made in --folder once and kept (2 GB). With --json, parts already in the file stay there, so that
-a run can be made part by part. docs/vllm.md shows its output.
+Models are made in --folder once and kept (2 GB). With --json, other parts and models already in the file stay there, so
+that all can be measured bit by bit. docs/vllm.md shows its output.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for part in args.only or PARTS:
         machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
         began = time.perf_counter()
-        found |= {name: {"machine": machine, "rows": rows} for name, rows in measure(part, settings).items()}
+        for title, rows in measure(part, settings).items():
+            others = [row for row in found.get(title, ()) if row["model"] not in args.models]
+            found[title] = others + [{**row, "machine": machine} for row in rows]
         print(f"\n({machine} as it began; {time.perf_counter() - began:.0f} s)", flush=True)
         if args.json is not None:
             args.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -110,7 +110,15 @@ def vllm_server(model: str, folder: Path, threads: int) -> Iterator[VLLMRolloutE
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-    switches = ["--enforce-eager", "--skip-tokenizer-init", "--enable-prefix-caching", "--uvicorn-log-level", "error"]
+    # Without chunks as our own engines on the CPU: vLLM 0.32 cannot cut a prompt there.
+    switches = [
+        "--no-enable-chunked-prefill",
+        "--enforce-eager",
+        "--skip-tokenizer-init",
+        "--enable-prefix-caching",
+        "--uvicorn-log-level",
+        "error",
+    ]
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen([*command, *switches], env=environment, stdout=log, stderr=log)
     engine = vllm_server_engine(

@@ -107,7 +107,7 @@ def timed(do: Callable[[], object]) -> float:
 
 @dataclass(frozen=True)
 class Took:
-    """One batch, in seconds of the clock and of this process's processor time, which the machine's load changes less."""
+    """One batch, in seconds of the clock and of this process's processor time, which a busy machine changes less."""
 
     wall_s: float
     cpu_s: float

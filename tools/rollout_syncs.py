@@ -19,7 +19,7 @@ from fsm_trainer.engines.base import Loaded, RolloutRequest
 from fsm_trainer.engines.hf_train import HFTrainEngine
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.weight_sync.choose import make_transport
-from fsm_trainer.engines.weight_sync.transport import BUCKET_BYTES, WeightTransport
+from fsm_trainer.engines.weight_sync.transport import BUCKET_BYTES
 
 STEPS = {"tiny": (256, 10, 5), "smollm2": (8, 128, 64), "qwen3-0.6b": (8, 128, 64)}
 """Of a training step: sequences, tokens of each, tokens of its completion. The first is the quickstart's."""
@@ -88,8 +88,8 @@ def _cost(
 def _lost(engine: VLLMRolloutEngine, model: str, tensors: dict[str, Any], repeats: int) -> Row:
     """What a load takes from generation.
 
-    In flight: by how much longer a batch takes in which weights are loaded than the same batch before it, a load. Drained:
-    the engine has nothing to do while it loads, so it is all of the load.
+    In flight: by how much longer a batch takes if weights are loaded while it runs, a load. Drained: the engine has
+    nothing to do while it loads, so it is all of the load.
     """
     batch, transport = LONG[model], make_transport("shared-memory", bucket_bytes=BUCKET_BYTES, directory=".")
     set_batch(engine, batch)
