@@ -11,7 +11,8 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from fsm_trainer.engines.vllm_versions import check_vllm
+from fsm_trainer.engines.vllm_setup import CPU_ENVIRONMENT
+from fsm_trainer.engines.vllm_versions import built_for_cpu, check_vllm
 from fsm_trainer.engines.vllm_worker import PATH
 
 _DEFAULTS = {
@@ -22,13 +23,17 @@ _DEFAULTS = {
 }
 _SWITCHES = ("--enable-scale-out", "--disable-uvicorn-access-log")
 """The first opens the route that takes and gives token ids."""
+_ON_CPU = ("--enforce-eager", "--no-enable-chunked-prefill")
+"""As `vllm_setup` has them."""
+_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def arguments(given: Sequence[str]) -> list[str]:
+def arguments(given: Sequence[str], *, on_cpu: bool) -> list[str]:
     """Options of vLLM's server: what a run needs, and what was given, which wins."""
     options = {part.split("=", 1)[0] for part in given if part.startswith("--")}
     defaults = [part for name, value in _DEFAULTS.items() if name not in options for part in (name, value)]
-    defaults += [name for name in _SWITCHES if name not in options]
+    switches = (*_SWITCHES, *(_ON_CPU if on_cpu else ()))
+    defaults += [name for name in switches if not {name, name.replace("--no-", "--")} & options]
     if given and not given[0].startswith("-"):
         return ["--model", *given, *defaults]
     return [*given, *defaults]
@@ -44,9 +49,10 @@ def main() -> None:
     except ValueError as error:
         print(f"vllm_serve: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    for name, value in {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}.items():
+    on_cpu = built_for_cpu()
+    for name, value in {**_ENVIRONMENT, **(CPU_ENVIRONMENT if on_cpu else {})}.items():
         os.environ.setdefault(name, value)
-    sys.argv = ["vllm.entrypoints.openai.api_server", *arguments(sys.argv[1:])]
+    sys.argv = ["vllm.entrypoints.openai.api_server", *arguments(sys.argv[1:], on_cpu=on_cpu)]
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
 
 

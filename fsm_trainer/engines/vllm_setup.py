@@ -42,6 +42,8 @@ SETTLED = frozenset(
 """Arguments of vLLM that follow from the run and cannot be given besides."""
 
 
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Gigabytes; and threads that are not nailed to cores, because the trainer runs on them too."""
 _ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False}
 """Nothing to compile for; and a prompt in two parts ends vLLM 0.32 there, if the request has a seed."""
 
@@ -71,8 +73,7 @@ class Setup:
         check_vllm()
         wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
         if self.on_cpu:
-            # Gigabytes; and threads that are not nailed to cores, because the trainer runs on them too.
-            wanted |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            wanted |= CPU_ENVIRONMENT
         if self.transport == CUDA_IPC:
             # Handles of GPU memory are pickled; they go to processes of this engine alone.
             wanted["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"

