@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollout_models import Batch, Engine, checkpoint, local_vllm, set_batch, weights
 
@@ -21,6 +21,9 @@ from fsm_trainer.engines.vllm_requests import group_seed, sampling_arguments
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
 from fsm_trainer.runtime.host import ProcessHost
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
 
 Row = dict[str, Any]
 BATCHES = {
@@ -116,12 +119,11 @@ class Took:
 def _pair(engine: VLLMRolloutEngine, batch: Batch, ours_first: bool) -> tuple[Took, Took]:
     """One batch through our engine and directly; whichever goes first."""
     number = next(_numbers)
-    both = [partial(_through_ours, engine, batch.request(number)), partial(_directly, engine, batch.request(number))]
     if ours_first:
-        ours, direct = [measure() for measure in both]
-    else:
-        direct, ours = [measure() for measure in reversed(both)]
-    return ours, direct
+        ours = _through_ours(engine, batch.request(number))
+        return ours, directly(engine, batch.request(number))[0]
+    direct, _ = directly(engine, batch.request(number))
+    return _through_ours(engine, batch.request(number)), direct
 
 
 def _through_ours(engine: VLLMRolloutEngine, request: RolloutRequest) -> Took:
@@ -130,8 +132,8 @@ def _through_ours(engine: VLLMRolloutEngine, request: RolloutRequest) -> Took:
     return Took(time.perf_counter() - began, time.process_time() - cpu)
 
 
-def _directly(engine: VLLMRolloutEngine, request: RolloutRequest) -> Took:
-    """Until vLLM has given all final outputs of the same requests, on the event loop that it lives on."""
+def directly(engine: VLLMRolloutEngine, request: RolloutRequest) -> tuple[Took, list[RequestOutput]]:
+    """Until vLLM has given all final outputs of the same requests, on the event loop that it lives on; and these."""
     from vllm import SamplingParams as VLLMSamplingParams
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
@@ -139,20 +141,24 @@ def _directly(engine: VLLMRolloutEngine, request: RolloutRequest) -> Took:
     backend: Any = engine._backend
     arguments = sampling_arguments(engine._sampling, engine._eos)
 
-    async def one(index: int, prompt: tuple[int, ...]) -> None:
+    async def one(index: int, prompt: tuple[int, ...]) -> RequestOutput:
         seed, kind = group_seed(request, index), RequestOutputKind.FINAL_ONLY
         params = VLLMSamplingParams(**arguments, seed=seed, output_kind=kind)
         name = f"direct-{request.batch_id}-{index}"
-        async for _ in backend._llm.generate(TokensPrompt(prompt_token_ids=list(prompt)), params, name):
-            pass
+        final: RequestOutput | None = None
+        async for output in backend._llm.generate(TokensPrompt(prompt_token_ids=list(prompt)), params, name):
+            final = output
+        assert final is not None
+        return final
 
-    async def all_of_them() -> Took:
+    async def all_of_them() -> tuple[Took, list[RequestOutput]]:
         began, cpu = time.perf_counter(), time.process_time()
-        await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(request.prompts)))
-        return Took(time.perf_counter() - began, time.process_time() - cpu)
+        outputs = await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(request.prompts)))
+        return Took(time.perf_counter() - began, time.process_time() - cpu), outputs
 
     assert engine._portal is not None
-    return engine._portal.call(all_of_them)
+    measured: tuple[Took, list[RequestOutput]] = engine._portal.call(all_of_them)
+    return measured
 
 
 def _pipe_ms(rollout: Rollout) -> float:

@@ -36,15 +36,15 @@ def sync(settings: Settings) -> Iterator[tuple[str, Row]]:
         tensors = weights(model, settings.folder)
         with local_vllm(model, settings.folder, settings.threads) as engine, TemporaryDirectory() as folder:
             for name in ("shared-memory", "directory"):
-                yield "sync", _cost(engine, model, "process", name, tensors, Path(folder), settings.repeats, step_s)
-            yield "generation lost to a load", _lost(engine, model, tensors, settings.repeats)
+                yield "sync", cost(engine, model, "process", name, tensors, Path(folder), settings.repeats, step_s)
+            yield "generation lost to a load", lost(engine, model, tensors, settings.repeats)
         with vllm_server(model, settings.folder, settings.threads) as engine:
             engine.start()
-            cost = partial(_cost, engine, model, "server", "shared-memory", tensors, settings.folder)
-            yield "sync", cost(settings.repeats, step_s)
+            root, repeats = settings.folder, settings.repeats
+            yield "sync", cost(engine, model, "server", "shared-memory", tensors, root, repeats, step_s)
 
 
-def _cost(
+def cost(
     engine: Engine,
     model: str,
     mode: str,
@@ -85,7 +85,7 @@ def _cost(
     }
 
 
-def _lost(engine: VLLMRolloutEngine, model: str, tensors: dict[str, Any], repeats: int) -> Row:
+def lost(engine: VLLMRolloutEngine, model: str, tensors: dict[str, Any], repeats: int) -> Row:
     """What a load takes from generation.
 
     In flight: by how much longer a batch takes if weights are loaded while it runs, a load. Drained: the engine has
