@@ -27,6 +27,8 @@ MODELS = ("tiny", "smollm2", "qwen3-0.6b")
 """168 thousand, 135 million and 596 million parameters."""
 POSITIONS = 512
 """Most tokens of a prompt and its completion."""
+_END_S = 20.0
+"""How long a server may take to end."""
 Engine = VLLMRolloutEngine | HFRolloutEngine
 
 
@@ -102,25 +104,11 @@ def vllm_server(model: str, folder: Path, threads: int) -> Iterator[VLLMRolloutE
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = ["--port", port, "--max-model-len", POSITIONS + 1, "--dtype", "float32", "--load-format", "dummy"]
-    command = [sys.executable, "-m", "fsm_trainer.engines.vllm_serve", ckpt, *map(str, options)]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": str(threads),
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
-    # Without chunks as our own engines on the CPU: vLLM 0.32 cannot cut a prompt there.
-    switches = [
-        "--no-enable-chunked-prefill",
-        "--enforce-eager",
-        "--skip-tokenizer-init",
-        "--enable-prefix-caching",
-        "--uvicorn-log-level",
-        "error",
-    ]
+    switches = ["--skip-tokenizer-init", "--enable-prefix-caching", "--uvicorn-log-level", "error"]
+    command = [sys.executable, "-m", "fsm_trainer.engines.vllm_serve", ckpt, *map(str, options), *switches]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "ERROR"}
     with (folder / "server.log").open("w") as log:
-        process = subprocess.Popen([*command, *switches], env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     engine = vllm_server_engine(
         f"http://127.0.0.1:{port}", ckpt, SamplingParams(), max_model_len=POSITIONS, start_timeout_s=300
     )
@@ -129,7 +117,11 @@ def vllm_server(model: str, folder: Path, threads: int) -> Iterator[VLLMRolloutE
     finally:
         engine.close()
         process.terminate()
-        process.wait()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def weights(model: str, folder: Path) -> dict[str, Any]:
