@@ -73,6 +73,15 @@ def started(checkpoints: list[Path]) -> Iterator[Callable[[SamplingParams], VLLM
         engine.close()
 
 
+@pytest.fixture(scope="session")
+def server(checkpoints: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """Address and process of the session's vLLM server; a position more than samples need, to score the longest."""
+    from tests.vllm.servers import vllm_server
+
+    with vllm_server(checkpoints[0], tmp_path_factory.mktemp("server") / "log", MAX_MODEL_LEN + 1) as found:
+        yield found
+
+
 class Reused(VLLMRolloutEngine):
     """An engine on the vLLM that is there already; it begins without weights, as every engine does."""
 

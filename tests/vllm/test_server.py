@@ -1,0 +1,164 @@
+"""A vLLM server that somebody has started, and the engine that generates with it and pushes weights into it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from transformers import PreTrainedModel
+
+from fsm_trainer.engines.base import EngineLost, Rollout, RolloutRequest, SamplingParams, Snapshot
+from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
+from fsm_trainer.engines.vllm_server import vllm_server_engine
+from fsm_trainer.engines.weight_sync.directory import DirectoryTransport
+from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
+from tests.vllm.conftest import MAX_MODEL_LEN, Publish, largest_gap
+from tests.vllm.test_weights import PROMPTS, REQUEST, TOLERANCE, load_while_generating
+
+LIMIT_S = 100.0
+Server = tuple[str, int]
+
+
+@pytest.fixture
+def connect(server: Server, checkpoints: list[Path]) -> Iterator[Any]:
+    """Makes engines on the session's server."""
+    made: list[VLLMRolloutEngine] = []
+
+    def connect(**sampling: Any) -> VLLMRolloutEngine:
+        engine = vllm_server_engine(
+            server[0],
+            str(checkpoints[0]),
+            SamplingParams(**sampling),
+            max_model_len=MAX_MODEL_LEN,
+            start_timeout_s=LIMIT_S,
+        )
+        engine._eos = ()  # so that every completion is as long as it may be
+        engine.start()
+        made.append(engine)
+        return engine
+
+    yield connect
+    for engine in made:
+        engine.close()
+
+
+def beside(engine: VLLMRolloutEngine, request: RolloutRequest) -> Future[Rollout]:
+    """A generation on a thread of its own, which vLLM is at when this returns."""
+    future: Future[Rollout] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(engine.generate(request))
+        except RuntimeError as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    while not engine._busy:
+        pass
+    return future
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_the_policy(
+    connect: Any, publish: Publish, models: list[PreTrainedModel], temperature: float
+) -> None:
+    engine = connect(n_samples=3, max_new_tokens=20, temperature=temperature)
+    engine.load_weights(publish(1))
+    rollout = engine.generate(REQUEST)
+    assert [len(group) for group in rollout.groups] == [3, 3]
+    assert len({sample.tokens for group in rollout.groups for sample in group}) == 6
+    assert engine.generate(REQUEST) == rollout
+    assert largest_gap(models, PROMPTS, rollout, temperature) < TOLERANCE
+
+
+@pytest.mark.parametrize("transport", ["shared-memory", "directory"])
+def test_every_load_serves_the_new_weights(
+    connect: Any, models: list[PreTrainedModel], tmp_path: Path, transport: str
+) -> None:
+    made = SharedMemoryTransport() if transport == "shared-memory" else DirectoryTransport(tmp_path)
+    engine = connect(n_samples=2, max_new_tokens=12)
+    for version in range(3):
+        loaded = engine.load_weights(made.publish(models[version % 2].state_dict().items(), version))
+        assert (loaded.version, loaded.nbytes) == (version, sum(t.nbytes for t in models[0].state_dict().values()))
+        assert largest_gap(models, PROMPTS, engine.generate(REQUEST)) < TOLERANCE
+        made.release(version)
+    made.close()
+
+
+def test_scores_are_those_of_its_samples(connect: Any, publish: Publish) -> None:
+    engine = connect(n_samples=1, max_new_tokens=12)
+    engine.load_weights(publish(0))
+    (sample,) = engine.generate(REQUEST).groups[0]
+    (scores,) = engine.score([(*PROMPTS[0], *sample.tokens)], 1.0)
+    assert scores[len(PROMPTS[0]) - 1 :] == pytest.approx(sample.logprobs, abs=TOLERANCE)
+
+
+def test_what_runs_goes_on_with_the_new_weights(connect: Any, publish: Publish, models: list[PreTrainedModel]) -> None:
+    engine = connect(n_samples=4, max_new_tokens=180)
+    rollout = load_while_generating(engine, publish, REQUEST)
+    assert rollout.version_first < rollout.version_last
+    assert any(len(sample.spans) > 1 for group in rollout.groups for sample in group)
+    assert largest_gap(models, PROMPTS, rollout) < TOLERANCE
+
+
+def test_weights_that_are_gone_are_told_and_good_ones_serve_again(connect: Any, publish: Publish) -> None:
+    engine = connect(n_samples=1, max_new_tokens=4)
+    engine.load_weights(publish(0))
+    with pytest.raises(ValueError, match="weights of version 9 are gone"):
+        engine.load_weights(Snapshot(9, "/proc/self/fd/9999", 1))
+    with pytest.raises(RuntimeError, match="no weights loaded"):
+        engine.generate(REQUEST)
+    engine.load_weights(publish(2))
+    assert engine.generate(REQUEST).version_first == 2
+
+
+def test_a_later_run_takes_the_server_over(connect: Any, publish: Publish) -> None:
+    first, second = connect(n_samples=1, max_new_tokens=4), connect(n_samples=1, max_new_tokens=4)
+    first.load_weights(publish(0))
+    second.load_weights(publish(0))
+    with pytest.raises(EngineLost, match="which this run has not loaded into it"):
+        first.generate(REQUEST)
+    assert second.generate(REQUEST).version_first == 0
+
+
+def test_a_server_that_was_restarted_is_lost(connect: Any, publish: Publish, server: Server) -> None:
+    engine = connect(n_samples=1, max_new_tokens=4)
+    engine.load_weights(publish(0))
+    # So a server names the weights that it was started with.
+    httpx.post(f"{server[0]}/update_weight_version", json={"new_version": "default"}).raise_for_status()
+    with pytest.raises(EngineLost, match="'default', which this run has not loaded into it"):
+        engine.generate(REQUEST)
+
+
+def test_a_server_that_hangs_can_be_given_up(connect: Any, publish: Publish, server: Server) -> None:
+    engine = connect(n_samples=4, max_new_tokens=180)
+    engine.load_weights(publish(0))
+    os.kill(server[1], signal.SIGSTOP)
+    try:
+        hung = beside(engine, REQUEST)
+        engine.abort()
+        with pytest.raises(RuntimeError, match="generation aborted"):
+            hung.result(LIMIT_S)
+    finally:
+        os.kill(server[1], signal.SIGCONT)
+    engine.load_weights(publish(1))
+    assert engine.generate(REQUEST).version_first == 1
+
+
+def test_a_killed_server_is_told_at_once(connect: Any, publish: Publish, server: Server) -> None:
+    """The last test here: the server does not come back."""
+    engine = connect(n_samples=8, max_new_tokens=180)
+    engine.load_weights(publish(0))
+    running = beside(engine, REQUEST)
+    os.kill(server[1], signal.SIGKILL)
+    with pytest.raises(EngineLost, match=f"the vLLM server at {server[0]} does not answer"):
+        running.result(LIMIT_S)
+    with pytest.raises(EngineLost, match="does not answer"):
+        engine.load_weights(publish(1))
