@@ -1,0 +1,100 @@
+"""What is killed or broken, of vLLM and of this package, is told at once, and nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from transformers import PreTrainedModel
+
+from fsm_trainer.engines.base import EngineLost, Rollout, RolloutRequest, SamplingParams, Snapshot
+from fsm_trainer.engines.vllm_local import vllm_engine
+from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
+from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
+from fsm_trainer.runtime.failures import EngineDied
+from fsm_trainer.runtime.host import ProcessHost
+from tests.vllm.conftest import MAX_MODEL_LEN, Publish
+from tests.vllm.servers import kill, left_of, vllm_processes
+
+LIMIT_S = 100.0
+LONG = SamplingParams(n_samples=8, max_new_tokens=MAX_MODEL_LEN - 10)
+REQUEST = RolloutRequest(0, ((4, 5, 6), (7, 8)), seed=0)
+
+
+@pytest.fixture
+def other(models: list[PreTrainedModel]) -> Iterator[Snapshot]:
+    """Weights of a model of half the vocabulary and width."""
+    transport = SharedMemoryTransport()
+    halves = {name: tensor[: len(tensor) // 2] for name, tensor in models[0].state_dict().items()}
+    yield transport.publish(halves.items(), 5)
+    transport.close()
+
+
+def started(checkpoints: list[Path]) -> tuple[VLLMRolloutEngine, list[psutil.Process]]:
+    """An engine of its own, and the processes that vLLM has started for it."""
+    before = {process.pid for process in vllm_processes()}
+    engine = vllm_engine(str(checkpoints[0]), LONG, max_model_len=MAX_MODEL_LEN)
+    engine._eos = ()  # so that every completion is as long as it may be
+    engine.start()
+    return engine, [process for process in vllm_processes() if process.pid not in before]
+
+
+def test_a_killed_vllm_is_told_at_once_and_can_be_closed(checkpoints: list[Path], publish: Publish) -> None:
+    engine, processes = started(checkpoints)
+    assert processes
+    engine.load_weights(publish(0))
+    ended: Future[Rollout] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(engine.generate(REQUEST))
+        except RuntimeError as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    while not engine._busy:
+        pass
+    kill(processes)
+    with pytest.raises(EngineLost, match="vLLM's engine process has died"):
+        ended.result(LIMIT_S)
+    with pytest.raises(EngineLost, match="vLLM's engine process has died"):
+        engine.load_weights(publish(1))
+    engine.close()
+    assert not left_of(processes)
+
+
+def test_weights_of_another_model_break_the_engine_until_it_is_started_anew(
+    checkpoints: list[Path], publish: Publish, other: Snapshot
+) -> None:
+    engine, processes = started(checkpoints)
+    engine.load_weights(publish(0))
+    with pytest.raises(EngineLost, match="cannot load the weights of version 5: .*must be started anew"):
+        engine.load_weights(other)
+    with pytest.raises(RuntimeError, match="no weights loaded"):
+        engine.generate(REQUEST)
+    # Good weights would not help: vLLM has taken its model apart.
+    with pytest.raises(EngineLost, match="an earlier load of weights ended part way; .*must be started anew"):
+        engine.load_weights(publish(2))
+    engine.close()
+    assert not left_of(processes)
+
+
+def test_with_the_engines_process_vllms_own_are_gone(checkpoints: list[Path], publish: Publish) -> None:
+    host = ProcessHost(partial(vllm_engine, str(checkpoints[0]), LONG, max_model_len=MAX_MODEL_LEN), "engine")
+    host.submit("start").result(LIMIT_S)
+    assert host.pid is not None
+    processes = vllm_processes(host.pid)
+    assert processes
+    host.submit("load_weights", publish(0)).result(LIMIT_S)
+    ended = host.submit("generate", REQUEST)
+    os.kill(host.pid, signal.SIGKILL)
+    with pytest.raises(EngineDied, match="SIGKILL"):
+        ended.result(LIMIT_S)
+    assert not left_of(processes)
