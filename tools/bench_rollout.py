@@ -8,8 +8,9 @@ Needs vLLM, so it runs in the environment that `make test-vllm` makes; SmolLM2 n
 - throughput: both engines draw the same batches in turn, each model in 1 process and with as many torch threads.
 - overhead: the same requests through our engine and asked of AsyncLLM directly, in turn on one vLLM; the ratio of each
   pair, their median, and what the rollout's way through the pipe of an engine process adds.
-- sync: publishing and loading by transport; the share of a training step; what generation loses to a load.
-- start: seconds by part, in a process of its own and as a server.
+- sync: publishing and loading by transport; the share of a training step; what generation loses to a load; on the way,
+  the start of each server.
+- start: seconds by part of an engine in a process of its own.
 
 Models are made in --folder once and kept (2 GB). With --json, other parts and models already in the file stay there, so
 that all can be measured bit by bit. docs/vllm.md shows its output.

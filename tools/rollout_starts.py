@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from rollout_models import POSITIONS, Batch, checkpoint, vllm_server, weights
+from rollout_models import POSITIONS, Batch, checkpoint, weights
 from rollout_speed import Row, Settings, timed
 
 from fsm_trainer.engines.base import SamplingParams
@@ -22,9 +22,8 @@ FIRST = Batch(1, SAMPLING.n_samples, SAMPLING.max_new_tokens)
 
 def start(settings: Settings) -> Iterator[tuple[str, Row]]:
     """Seconds until a first batch is drawn, as a run begins."""
-    for model in settings.models:
+    for model in settings.among(("tiny", "smollm2")):
         yield "start in a process of its own", _process(model, settings)
-        yield "start of a server", _server(model, settings)
 
 
 def _process(model: str, settings: Settings) -> Row:
@@ -40,14 +39,6 @@ def _process(model: str, settings: Settings) -> Row:
         return {"model": model, "spawn_s": spawn_s, **parts, **_first(host, model, settings)}
     finally:
         host.kill()
-
-
-def _server(model: str, settings: Settings) -> Row:
-    """`python -m fsm_trainer.engines.vllm_serve`, from its start on."""
-    begin = time.perf_counter()
-    with vllm_server(model, settings.folder, settings.threads) as engine:
-        parts = engine.start()
-        return {"model": model, **parts, "all_s": time.perf_counter() - begin}
 
 
 def _first(host: ProcessHost, model: str, settings: Settings) -> dict[str, Any]:

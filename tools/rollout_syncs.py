@@ -21,7 +21,7 @@ from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.weight_sync.choose import make_transport
 from fsm_trainer.engines.weight_sync.transport import BUCKET_BYTES
 
-STEPS = {"tiny": (256, 10, 5), "smollm2": (8, 128, 64), "qwen3-0.6b": (8, 128, 64)}
+STEPS = {"tiny": (256, 10, 5), "smollm2": (8, 128, 64), "qwen3-0.6b": (4, 128, 64)}
 """Of a training step: sequences, tokens of each, tokens of its completion. The first is the quickstart's."""
 LONG = {"tiny": Batch(64, 1, 384), "smollm2": Batch(1, 8, 128), "qwen3-0.6b": Batch(1, 8, 32)}
 """Batches that weights are loaded into."""
@@ -30,7 +30,7 @@ LOADS = 3
 
 
 def sync(settings: Settings) -> Iterator[tuple[str, Row]]:
-    """Publishing and loading weights; what a step and a running generation lose to it."""
+    """Publishing and loading weights, what a step and a running generation lose to it, and how servers start."""
     for model in settings.models:
         step_s = _step_s(model, settings)
         tensors = weights(model, settings.folder)
@@ -38,8 +38,10 @@ def sync(settings: Settings) -> Iterator[tuple[str, Row]]:
             for name in ("shared-memory", "directory"):
                 yield "sync", cost(engine, model, "process", name, tensors, Path(folder), settings.repeats, step_s)
             yield "generation lost to a load", lost(engine, model, tensors, settings.repeats)
+        begin = time.perf_counter()
         with vllm_server(model, settings.folder, settings.threads) as engine:
-            engine.start()
+            parts = engine.start()
+            yield "start of a server", {"model": model, **parts, "all_s": time.perf_counter() - begin}
             root, repeats = settings.folder, settings.repeats
             yield "sync", cost(engine, model, "server", "shared-memory", tensors, root, repeats, step_s)
 
@@ -134,7 +136,7 @@ def _with_loads(
 
 
 def _step_s(model: str, settings: Settings) -> float:
-    """Seconds of a training step on random tokens; the quickest of a few where that takes little."""
+    """Seconds of a training step on random tokens; the median of a few where that takes little."""
     sequences, length, completion = STEPS[model]
     rows = [_sequence(Batch(1, 1, 1, length).request(row).prompts[0], completion, row) for row in range(sequences)]
     engine = HFTrainEngine(
