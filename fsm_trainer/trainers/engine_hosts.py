@@ -58,7 +58,7 @@ class EngineHosts:
         with self._lock:
             self._hosts[engine] = (command.op, host)
             self._used[command.op] = host
-        host.on_death(partial(self._tell, engine, host))
+        host.on_death(partial(self._tell, engine, host, command.op))
         return host
 
     def of(self, command: Command) -> EngineHost:
@@ -109,11 +109,11 @@ class EngineHosts:
         """After `close`: whether every delivery has ended within the time."""
         return self._deliveries.join(timeout_s)
 
-    def _tell(self, engine: int, host: EngineHost, death: EngineDied) -> None:
+    def _tell(self, engine: int, host: EngineHost, start_op: int, death: EngineDied) -> None:
         with self._lock:
             current = engine in self._hosts and self._hosts[engine][1] is host
         if current:
-            self._post(Input(InputKind.ENGINE_DIED, engine=engine, message=str(death)))
+            self._post(Input(InputKind.ENGINE_DIED, op=start_op, engine=engine, message=str(death)))
 
 
 def _end(host: EngineHost) -> None:
