@@ -1,7 +1,7 @@
-"""What a rollout engine, a train engine and a weight transport must do; `fake`, `hf` and `vllm` each do it.
+"""What a rollout engine (`fake`, `hf`, `vllm`) and a train engine (`fake`, `hf`) must do.
 
-Engines know nothing of the scheduler: they are called by one worker thread at a time (except `abort`), raise on
-failure, and report the policy version they really serve.
+Engines know nothing of the scheduler: they are called by one worker thread at a time (except `abort`, and rollout
+engines that say they are concurrent), raise on failure, and report the policy version they really serve.
 """
 
 from __future__ import annotations

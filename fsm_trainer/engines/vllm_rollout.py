@@ -99,7 +99,7 @@ class VLLMRolloutEngine:
         self._lock = threading.Lock()
 
     def start(self) -> dict[str, float]:
-        """Make vLLM ready; returns the seconds that each part took: 20 to 60 in all are usual."""
+        """Make vLLM ready; returns the seconds that each part took."""
         from anyio.from_thread import start_blocking_portal
 
         self._portal = self._stack.enter_context(start_blocking_portal())
