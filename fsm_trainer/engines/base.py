@@ -98,7 +98,7 @@ class Loaded:
 
 
 class EngineLost(RuntimeError):  # noqa: N818 - an event that befell the engine, like EngineDied
-    """An engine cannot serve any more until it is started anew: its server is gone, or not the one it was."""
+    """An engine cannot serve any more until it is started anew: it is gone, not the one it was, or without weights."""
 
 
 Scores = list[tuple[float, ...]]
@@ -132,7 +132,8 @@ class RolloutEngine(Protocol):
     def load_weights(self, snapshot: Snapshot) -> Loaded:
         """Install a snapshot's weights; say which version is served now and what the load cost.
 
-        Generations that run meanwhile (concurrent engines only) go on with the new weights.
+        Generations that run meanwhile (concurrent engines only) go on with the new weights, or raise EngineLost if the
+        load fails.
         """
 
     def generate(self, request: RolloutRequest) -> Rollout:
@@ -145,7 +146,7 @@ class RolloutEngine(Protocol):
         """
 
     def abort(self) -> None:
-        """Make a running `generate` raise soon; called from another thread. A no-op when idle."""
+        """Make whatever `generate` runs raise soon; called from another thread. A no-op when idle."""
 
     def close(self) -> None:
         """Free everything; called once."""

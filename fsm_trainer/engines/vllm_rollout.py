@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from fsm_trainer.engines.base import (
+    EngineLost,
     Loaded,
     Rollout,
     RolloutRequest,
@@ -90,7 +91,8 @@ class VLLMRolloutEngine:
         self._version: int | None = None
         self._portal: BlockingPortal | None = None
         self._stack = ExitStack()
-        self._running: set[Future[Any]] = set()
+        self._running: dict[Future[Any], str | None] = {}
+        """What an abort ends -> why it is lost for good, if it is."""
         self._loading = asyncio.Lock()
         self._busy = 0
         """Batches that vLLM is at; counted on the event loop."""
@@ -107,11 +109,14 @@ class VLLMRolloutEngine:
         return self._call(self._backend.open())
 
     def load_weights(self, snapshot: Snapshot) -> Loaded:
-        """Install a snapshot between two steps of vLLM; after a failure part way the engine serves nothing."""
+        """Install a snapshot between two steps of vLLM; after a failure part way the engine serves nothing.
+
+        What runs then raises EngineLost: it would go on with weights that nobody knows.
+        """
         try:
             return self._call(self._load(snapshot))
-        except BaseException:
-            self.abort()  # what runs would go on with weights that nobody knows
+        except BaseException as error:
+            self._end_running(f"generation aborted: weights could not be loaded amid it ({error})")
             raise
 
     def generate(self, request: RolloutRequest) -> Rollout:
@@ -125,20 +130,25 @@ class VLLMRolloutEngine:
         longest = max(map(len, sequences), default=0)
         if temperature != 1.0 or longest >= self._backend.positions:
             return None
-        return self._call(self._score(sequences))
+        return self._call(self._score(sequences), abortable=True)
 
     def abort(self) -> None:
-        """Make every running `generate` raise."""
-        with self._lock:
-            running = list(self._running)
-        for future in running:
-            future.cancel()
+        """Make every running `generate` and `score` raise."""
+        self._end_running(None)
 
     def close(self) -> None:
         """End vLLM and its processes, or leave the server as it is."""
         self._version = None
         self._stack.close()
         self._portal = None
+
+    def _end_running(self, lost: str | None) -> None:
+        with self._lock:
+            running = list(self._running)
+            if lost is not None:
+                self._running.update(dict.fromkeys(running, lost))
+        for future in running:
+            future.cancel()
 
     async def _load(self, snapshot: Snapshot) -> Loaded:
         backend, begin = self._backend, time.perf_counter()
@@ -171,7 +181,7 @@ class VLLMRolloutEngine:
         # What would begin during a load must not be drawn by the new weights under the old tag.
         async with self._loading:
             if self._version is None:
-                raise RuntimeError("no weights loaded: load_weights must succeed before generate")
+                raise EngineLost("no weights loaded: load_weights must succeed before generate")
             self._busy += 1
         try:
             groups = await _all(
@@ -201,14 +211,16 @@ class VLLMRolloutEngine:
         with self._lock:
             future: Future[T] = self._portal.start_task_soon(do)
             if abortable:
-                self._running.add(future)
+                self._running[future] = None
         try:
             return future.result()
         except CancelledError as error:
+            if (lost := self._running.get(future)) is not None:
+                raise EngineLost(lost) from error
             raise RuntimeError("generation aborted") from error
         finally:
             with self._lock:
-                self._running.discard(future)
+                self._running.pop(future, None)
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

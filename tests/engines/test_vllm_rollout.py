@@ -131,8 +131,8 @@ def test_what_begins_during_a_load_that_fails_draws_nothing(vllm: FakeVLLM, engi
     assert failure(load) == "ValueError: released"
     # Whether the end of the load or the abort behind it comes first is the threads' affair.
     assert failure(running) in (
-        "RuntimeError: no weights loaded: load_weights must succeed before generate",
-        "RuntimeError: generation aborted",
+        "EngineLost: no weights loaded: load_weights must succeed before generate",
+        "EngineLost: generation aborted: weights could not be loaded amid it (released)",
     )
     assert "complete" not in vllm.calls
 
@@ -148,7 +148,8 @@ def test_a_load_that_fails_in_flight_ends_what_runs_and_serves_nothing_until_a_g
     vllm.fail(method, OSError("no room"))
     with pytest.raises(OSError, match="no room"):
         engine.load_weights(snapshot(1))
-    assert failure(running) == "RuntimeError: generation aborted"
+    # As if the engine were gone: the scheduler may hear of this before it hears of the load.
+    assert failure(running) == "EngineLost: generation aborted: weights could not be loaded amid it (no room)"
     with pytest.raises(RuntimeError, match="no weights loaded"):
         engine.generate(ONE)
     calls_of(vllm)
@@ -196,6 +197,15 @@ def test_abort_ends_every_batch_and_the_next_one_runs(vllm: FakeVLLM, engine: VL
     assert [failure(future) for future in running] == ["RuntimeError: generation aborted"] * 2
     assert engine.generate(ONE).version_first == 0
     assert vllm.ended == ["cut"] * 3 + ["whole"]
+
+
+def test_abort_ends_a_score_that_hangs(vllm: FakeVLLM, engine: VLLMRolloutEngine) -> None:
+    engine.load_weights(snapshot(0))
+    hold = vllm.hold("prompt_logprobs")
+    scoring = beside(engine.score, [(1, 2)], 1.0)
+    hold.wait_until_reached()
+    engine.abort()
+    assert failure(scoring) == "RuntimeError: generation aborted"
 
 
 def test_abort_does_not_end_a_load(vllm: FakeVLLM, engine: VLLMRolloutEngine) -> None:
