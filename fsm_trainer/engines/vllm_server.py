@@ -28,6 +28,8 @@ _START = "start it with python -m fsm_trainer.engines.vllm_serve"
 _POLL_S = 0.5
 _CONNECT_S = 10.0
 """For a connection, and for an answer to whether the server is up."""
+_KEPT_S = 2.0
+"""A connection idle for longer is not used again: vLLM hangs up after 5 s, and a request must not meet that."""
 _BODY = 300
 """Characters of a server's complaint that are passed on."""
 
@@ -72,7 +74,7 @@ class ServerBackend:
         self._client = httpx.AsyncClient(
             base_url=self.url,
             timeout=timeout,
-            limits=httpx.Limits(max_connections=None),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEPT_S),
             trust_env=False,
             # Reading the certificates takes half a second.
             verify=self.url.startswith("https:"),
