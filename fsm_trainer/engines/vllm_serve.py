@@ -30,13 +30,17 @@ _ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 def arguments(given: Sequence[str], *, on_cpu: bool) -> list[str]:
     """Options of vLLM's server: what a run needs, and what was given, which wins."""
-    options = {part.split("=", 1)[0] for part in given if part.startswith("--")}
-    defaults = [part for name, value in _DEFAULTS.items() if name not in options for part in (name, value)]
-    switches = (*_SWITCHES, *(_ON_CPU if on_cpu else ()))
-    defaults += [name for name in switches if not {name, name.replace("--no-", "--")} & options]
+    options = {_plain(part.split("=", 1)[0]) for part in given if part.startswith("--")}
+    defaults = [part for name, value in _DEFAULTS.items() if _plain(name) not in options for part in (name, value)]
+    defaults += [name for name in (*_SWITCHES, *(_ON_CPU if on_cpu else ())) if _plain(name) not in options]
     if given and not given[0].startswith("-"):
         return ["--model", *given, *defaults]
     return [*given, *defaults]
+
+
+def _plain(option: str) -> str:
+    """An option's name as all its spellings have it: with _ for -, and --no- for what is switched off."""
+    return option.removeprefix("--").replace("_", "-").removeprefix("no-")
 
 
 def main() -> None:
