@@ -111,7 +111,8 @@ class InlineHost:
             self.kill()
             return
         self._calls.fail_all(HostClosed(f"engine {self.name} is closed"))  # what slipped in behind the goodbye
-        if (error := goodbye.exception()) is not None:
+        error = goodbye.exception()
+        if error is not None and not isinstance(error, HostClosed):  # which it is if somebody killed it meanwhile
             raise error
 
     def kill(self) -> None:

@@ -242,6 +242,26 @@ def test_what_a_killed_engine_had_started_ends_with_it(
     assert not alive
 
 
+def test_an_inline_engine_that_is_killed_while_it_is_closed_has_ended(start: Callable[..., Any]) -> None:
+    release = threading.Event()
+    host = start(InlineHost, lambda: release)
+    host.submit("wait")
+    ended: Future[None] = Future()
+
+    def close() -> None:
+        try:
+            ended.set_result(host.close(LIMIT_S))
+        except BaseException as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=close, daemon=True).start()
+    while host.alive:
+        pass
+    host.kill()
+    release.set()
+    assert ended.result(LIMIT_S) is None
+
+
 def test_an_inline_engine_lives_here_on_a_thread_of_its_own(start: Callable[..., Any]) -> None:
     host = start(InlineHost, partial(SimpleNamespace, pid=os.getpid, thread=threading.get_ident))
     assert host.pid is None
