@@ -11,6 +11,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
+from fsm_trainer.engines.vllm_plugin import MARK
 from fsm_trainer.engines.vllm_setup import CPU_ENVIRONMENT
 from fsm_trainer.engines.vllm_versions import built_for_cpu, check_vllm
 from fsm_trainer.engines.vllm_worker import PATH
@@ -25,7 +26,7 @@ _SWITCHES = ("--enable-scale-out", "--disable-uvicorn-access-log")
 """The first opens the route that takes and gives token ids."""
 _ON_CPU = ("--enforce-eager", "--no-enable-chunked-prefill")
 """As `vllm_setup` has them."""
-_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", MARK: "1"}
 
 
 def arguments(given: Sequence[str], *, on_cpu: bool) -> list[str]:

@@ -9,9 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
+
+from fsm_trainer.runtime.child import die_with
 
 GONE_S = 30.0
 """Within which processes must be gone; usually they are at once."""
@@ -35,7 +38,14 @@ def vllm_server(ckpt: Path, log: Path, max_model_len: int) -> Iterator[tuple[str
     ]
     argv += ["--max-model-len", str(max_model_len), "--block-size", "32"]
     with log.open("wb") as said:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+            preexec_fn=partial(die_with, os.getpid()),
+        )
     try:
         yield f"http://127.0.0.1:{port}", process.pid
     finally:

@@ -20,6 +20,7 @@ from fsm_trainer.engines.vllm_server import vllm_server_engine
 from fsm_trainer.engines.weight_sync.directory import DirectoryTransport
 from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
 from tests.vllm.conftest import MAX_MODEL_LEN, Publish, largest_gap
+from tests.vllm.servers import left_of, vllm_processes
 from tests.vllm.test_weights import PROMPTS, REQUEST, TOLERANCE, load_while_generating
 
 LIMIT_S = 100.0
@@ -157,8 +158,11 @@ def test_a_killed_server_is_told_at_once(connect: Any, publish: Publish, server:
     engine = connect(n_samples=8, max_new_tokens=180)
     engine.load_weights(publish(0))
     running = beside(engine, REQUEST)
+    processes = vllm_processes(server[1])
+    assert processes
     os.kill(server[1], signal.SIGKILL)
     with pytest.raises(EngineLost, match=f"the vLLM server at {server[0]} does not answer"):
         running.result(LIMIT_S)
     with pytest.raises(EngineLost, match="does not answer"):
         engine.load_weights(publish(1))
+    assert not left_of(processes)

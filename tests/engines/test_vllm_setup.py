@@ -1,0 +1,96 @@
+"""The arguments and the environment that vLLM is started with."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from fsm_trainer.engines.base import SamplingParams
+from fsm_trainer.engines.vllm_plugin import MARK
+from fsm_trainer.engines.vllm_setup import Setup, environment
+from fsm_trainer.engines.vllm_worker import PATH
+
+
+def setup(**changes: Any) -> Setup:
+    given: dict[str, Any] = {
+        "ckpt": "MODEL",
+        "sampling": SamplingParams(),
+        "devices": ("cuda:2", "cuda:3"),
+        "dtype": "bfloat16",
+        "positions": 100,
+        "memory_utilization": 0.4,
+        "threads": 3,
+        "seed": 7,
+        "transport": "shared-memory",
+    }
+    return Setup(**{**given, **changes})
+
+
+def test_arguments_follow_from_the_run() -> None:
+    arguments = setup().arguments({})
+    expected = {
+        "model": "MODEL",
+        "dtype": "bfloat16",
+        "seed": 7,
+        "max_model_len": 100,
+        "tensor_parallel_size": 2,
+        "gpu_memory_utilization": 0.4,
+        "load_format": "dummy",
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": PATH,
+        "enable_prefix_caching": True,
+    }
+    assert {name: arguments[name] for name in expected} == expected
+    assert "enforce_eager" not in arguments
+
+
+def test_on_a_cpu_nothing_is_compiled_and_no_share_of_memory_is_given() -> None:
+    arguments = setup(devices=("cpu",), memory_utilization=None).arguments({})
+    assert arguments["enforce_eager"] is True
+    assert "gpu_memory_utilization" not in arguments
+
+
+def test_what_people_add_wins_where_the_run_does_not_settle_it() -> None:
+    arguments = setup(devices=("cpu",)).arguments({"enforce_eager": False, "block_size": 32})
+    assert (arguments["enforce_eager"], arguments["block_size"]) == (False, 32)
+
+
+@pytest.mark.parametrize("name", ["model", "dtype", "tensor_parallel_size", "logprobs_mode", "worker_extension_cls"])
+def test_what_the_run_settles_cannot_be_given(name: str) -> None:
+    with pytest.raises(ValueError, match=f"vLLM's argument {name} follows from the run's own settings"):
+        setup().arguments({name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "expected"),
+    [
+        (None, ("cuda:2", "cuda:3"), "2,3"),
+        ("4,5,6,7", ("cuda:2", "cuda:3"), "6,7"),
+        ("GPU-a,GPU-b", ("cuda:1",), "GPU-b"),
+    ],
+)
+def test_vllm_sees_the_replicas_gpus_alone(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, devices: tuple[str, ...], expected: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    seen = setup(devices=devices)._process_environment()
+    assert (seen[MARK], seen["CUDA_VISIBLE_DEVICES"]) == ("1", expected)
+
+
+def test_on_a_cpu_it_gets_the_runs_threads() -> None:
+    seen = setup(devices=("cpu",))._process_environment()
+    assert (seen[MARK], seen["OMP_NUM_THREADS"]) == ("1", "3")
+    assert "CUDA_VISIBLE_DEVICES" not in seen
+
+
+def test_the_environment_is_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FSM_TEST_OLD", "old")
+    monkeypatch.delenv("FSM_TEST_NEW", raising=False)
+    with environment({"FSM_TEST_OLD": "other", "FSM_TEST_NEW": "1"}):
+        assert (os.environ["FSM_TEST_OLD"], os.environ["FSM_TEST_NEW"]) == ("other", "1")
+    assert os.environ["FSM_TEST_OLD"] == "old"
+    assert "FSM_TEST_NEW" not in os.environ
