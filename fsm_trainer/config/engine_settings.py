@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 NO_URL = "none"
 """Given for the URLs, it takes back those of the run that is resumed."""
+_PORTS = {"http": ":80", "https": ":443"}
+"""Scheme of a server's address -> the port that need not be written."""
 
 
 class EngineSettings(SettingsGroup):
@@ -77,16 +79,16 @@ class EngineSettings(SettingsGroup):
 
 
 def _base_url(text: str) -> str:
-    """A server's address without the path of its OpenAI interface."""
+    """A server's address without the path of its OpenAI interface, written as any other of the same server is."""
     try:
         parts = urlsplit(text)
-        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
+        good = parts.scheme in _PORTS and parts.hostname and parts.port != 0 and "@" not in parts.netloc
     except ValueError:  # no port, or half an IPv6 address
         good = False
-    path = parts.path.rstrip("/").removesuffix("/v1") if good else ""
-    if not good or parts.query or parts.fragment or parts.username or any(c.isspace() for c in text):
+    if not good or parts.query or parts.fragment or any(c.isspace() for c in text):
         raise PydanticCustomError("base_url", "the address of a vLLM server, such as http://localhost:8000")
-    return f"{parts.scheme}://{parts.netloc}{path}"
+    server = parts.netloc.lower().removesuffix(_PORTS[parts.scheme]).removesuffix(":")
+    return f"{parts.scheme}://{server}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
 def check_engines(config: TrainConfig) -> None:
