@@ -30,7 +30,8 @@ class EngineSettings(SettingsGroup):
     """Which engine generates, where it lives, and how weights reach it."""
 
     rollout_engine: Literal["auto", "hf", "vllm"] = Field(
-        "auto", description="Engine that generates (auto: vllm where it is installed and rollout has a GPU, else hf)"
+        "auto",
+        description="Engine that generates (auto: vllm where it is there, has a GPU and can serve the run, else hf)",
     )
     rollout_host: Literal["process", "inline", "server"] = Field(
         "process", description="Where an engine lives: its own process, this one, or a vLLM server that runs already"
@@ -143,12 +144,21 @@ def _check_vllm_only(config: TrainConfig) -> None:
     check_engine_args(config.vllm_arg or {}, config.max_prompt_tokens + config.max_new_tokens)
 
 
+def vllm_can_sample(config: TrainConfig) -> bool:
+    """Whether vllm can say what the policy's logprobs were before top-p and top-k: at temperature 1 only."""
+    return config.temperature == 1 or not _filters(config)
+
+
+def _filters(config: TrainConfig) -> list[str]:
+    return [name for name, on in (("--top-p", config.top_p < 1), ("--top-k", config.top_k > 0)) if on]
+
+
 def _check_filters(config: TrainConfig) -> None:
-    filters = [name for name, on in (("--top-p", config.top_p < 1), ("--top-k", config.top_k > 0)) if on]
-    if config.rollout_engine == "vllm" and filters and config.temperature != 1:
+    if config.rollout_engine == "vllm" and not vllm_can_sample(config):
         raise ValueError(
-            f"{' and '.join(filters)} with --temperature {config.temperature:g}: vllm cannot say what the policy's "
-            f"logprobs were before these filters except at temperature 1; give --temperature 1, or leave them out"
+            f"{' and '.join(_filters(config))} with --temperature {config.temperature:g}: vllm cannot say what the "
+            f"policy's logprobs were before these filters except at temperature 1; give --temperature 1, leave them "
+            f"out, or give --rollout-engine hf"
         )
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from fsm_trainer.config.devices import parse_devices
+from fsm_trainer.config.engine_settings import vllm_can_sample
 from fsm_trainer.config.train_config import TrainConfig
 from fsm_trainer.data.builtin_rewards import PREFIX as BUILTIN
 from fsm_trainer.data.datasets import LOADER_FUNCTION, local_path
@@ -56,7 +57,8 @@ def _own_engines(config: TrainConfig) -> dict[str, object]:
 
 def _engine_for(config: TrainConfig, devices: str) -> str:
     """What `auto` means: vllm where it can serve this run on GPUs; the run's plan shows which it is."""
-    if parse_devices("--rollout-devices", devices) == ("cpu",) or config.lora_rank is not None:
+    on_cpu = parse_devices("--rollout-devices", devices) == ("cpu",)
+    if on_cpu or config.lora_rank is not None or not vllm_can_sample(config):
         return "hf"
     try:
         check_vllm()

@@ -35,7 +35,8 @@ def refusal(**values: Any) -> str:
     [
         ("http://a:8000", ("http://a:8000",)),
         ("http://a:8000/v1/, https://b", ("http://a:8000", "https://b")),
-        ("http://[::1]:80/behind/a/proxy/v1", ("http://[::1]:80/behind/a/proxy",)),
+        ("http://[::1]:81/behind/a/proxy/v1", ("http://[::1]:81/behind/a/proxy",)),
+        ("HTTP://LocalHost:80/V,https://B:443,http://c:", ("http://localhost/V", "https://b", "http://c")),
         ("none", ()),
     ],
 )
@@ -48,7 +49,8 @@ def test_servers_are_known_by_their_addresses(given: str, expected: tuple[str, .
 
 @pytest.mark.parametrize(
     "bad",
-    ["a:8000", "ftp://a", "http://", "http://a:port", "http://a:99999", "http://a b", "http://a?x=1", "http://a,"],
+    ["a:8000", "ftp://a", "http://", "http://a:port", "http://a:99999", "http://a b", "http://a?x=1", "http://a,"]
+    + ["http://a:0", "http://user@a", "http://:secret@a"],
 )
 def test_what_is_no_address(bad: str) -> None:
     expected = "expected the address of a vLLM server, such as http://localhost:8000"
@@ -56,7 +58,8 @@ def test_what_is_no_address(bad: str) -> None:
 
 
 def test_servers_that_do_not_go_with_the_rest() -> None:
-    assert refusal(rollout_base_url="http://a,http://a/v1").endswith("expected each server once")
+    for twice in ("http://a,http://a/v1", "http://a:80,http://A/", "https://a,https://a:443"):
+        assert refusal(rollout_base_url=twice).endswith("expected each server once")
     assert refusal(rollout_host="server").startswith("--rollout-host server needs --rollout-base-url; ")
     assert refusal(rollout_host="inline", rollout_base_url=URL).startswith(
         "--rollout-host is inline, but --rollout-base-url names servers, "
@@ -176,6 +179,8 @@ def test_combinations_that_cannot_be(values: dict[str, Any], message: str) -> No
         (1, True, {"rollout_devices": "cpu"}, "hf"),
         (1, True, {"train_devices": "cpu", "rollout_devices": "0"}, "vllm"),
         (1, True, {"lora_rank": 2}, "hf"),
+        (1, True, {"top_p": 0.9, "temperature": 0.7}, "hf"),
+        (1, True, {"top_p": 0.9}, "vllm"),
         (1, True, {"rollout_engine": "hf"}, "hf"),
         (0, False, {"rollout_engine": "vllm"}, "vllm"),
         (0, False, {"rollout_base_url": URL}, "vllm"),
