@@ -7,13 +7,14 @@ order.
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fsm_trainer.engines.base import SamplingParams
+from fsm_trainer.engines.base import EngineLost, SamplingParams
 from fsm_trainer.engines.vllm_plugin import MARK
 from fsm_trainer.engines.vllm_requests import logprobs_mode
 from fsm_trainer.engines.vllm_transfer import OFFICIAL
@@ -24,28 +25,12 @@ from fsm_trainer.engines.weight_sync.transport import CUDA_IPC
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-SETTLED = frozenset(
-    {
-        "model",
-        "tokenizer",
-        "skip_tokenizer_init",
-        "dtype",
-        "seed",
-        "tensor_parallel_size",
-        "logprobs_mode",
-        "worker_extension_cls",
-        "weight_transfer_config",
-        "disable_log_stats",
-        "enable_log_requests",
-    }
-)
-"""Arguments of vLLM that follow from the run and cannot be given besides."""
-
-
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Gigabytes; and threads that are not nailed to cores, because the trainer runs on them too."""
 _ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False}
 """Nothing to compile for; and a prompt in two parts ends vLLM 0.32 there, if the request has a seed."""
+_starting = threading.Lock()
+"""The environment is the process's, and several engines may start in one (`--rollout-host inline`)."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +69,8 @@ class Setup:
             import vllm.v1.engine.async_llm  # noqa: F401
 
     def arguments(self, further: Mapping[str, Any]) -> dict[str, Any]:
-        """All arguments of `AsyncEngineArgs`; `further` wins where the run does not settle it."""
-        for name in further:
-            if name in SETTLED:
-                raise ValueError(f"vLLM's argument {name} follows from the run's own settings, and cannot be given")
-        return {
-            "max_model_len": self.positions,
-            "enable_prefix_caching": True,
-            # The first load brings the weights.
-            "load_format": "dummy",
-            "generation_config": "vllm",
-            **(_ON_CPU if self.on_cpu else {}),
-            **({} if self.memory_utilization is None else {"gpu_memory_utilization": self.memory_utilization}),
-            **further,
+        """All arguments of `AsyncEngineArgs`, `further` among them; ValueError for one that the run settles."""
+        settled = {
             "model": self.ckpt,
             "skip_tokenizer_init": True,
             "dtype": self.dtype,
@@ -107,9 +81,25 @@ class Setup:
             "disable_log_stats": True,
             "enable_log_requests": False,
         }
+        for name in settled.keys() & further.keys():
+            raise ValueError(f"vLLM's argument {name} follows from the run's own settings, and cannot be given")
+        return {
+            "max_model_len": self.positions,
+            "enable_prefix_caching": True,
+            # The first load brings the weights.
+            "load_format": "dummy",
+            "generation_config": "vllm",
+            **(_ON_CPU if self.on_cpu else {}),
+            **({} if self.memory_utilization is None else {"gpu_memory_utilization": self.memory_utilization}),
+            **further,
+            **settled,
+        }
 
     def build(self, arguments: dict[str, Any]) -> AsyncLLM:
-        """Start vLLM's engine process, on an event loop. ValueError for an argument that vLLM does not know."""
+        """Start vLLM's engine process, on an event loop.
+
+        ValueError for an argument that vLLM does not know, EngineLost when it refuses to start.
+        """
         from vllm.config import WeightTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -119,8 +109,11 @@ class Setup:
                 raise ValueError(f"--vllm-arg {name} is no argument of vLLM's engine; its documentation lists them")
         if self.transport in OFFICIAL:
             arguments = {**arguments, "weight_transfer_config": WeightTransferConfig(backend=OFFICIAL[self.transport])}
-        with environment(self._process_environment()):
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        with _starting, environment(self._process_environment()):
+            try:
+                return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            except (RuntimeError, ValueError) as error:  # its process has failed, and said more on standard error
+                raise EngineLost(f"vLLM does not start: {error}") from error
 
     def _process_environment(self) -> dict[str, str]:
         """What vLLM's own processes are to see, and this one is not."""
