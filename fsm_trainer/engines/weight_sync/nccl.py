@@ -79,13 +79,17 @@ class NcclTransport(WeightTransport):
         del info["rank_offset"]  # the trainer's rank is 0
         # The engine has all of its last load by now, which the end of the broadcast alone does not say.
         self._drop(receiver)
-        with torch.cuda.device(cuda_device(published.tensors, NCCL)):
+        tensors = dict(published.tensors)
+        with torch.cuda.device(cuda_device(tensors, NCCL)):
             sender = WeightTransferTrainerFactory.trainer_init(
-                NCCLTrainerInitInfo(**info, rank=0), client=_EngineTold(), source=weight_source(published.tensors)
+                NCCLTrainerInitInfo(**info, rank=0), client=_EngineTold(), source=weight_source(tensors)
             )
             with self._lock:
                 self._senders[receiver] = sender
-            sender.send_weights()
+            try:
+                sender.send_weights()
+            finally:
+                tensors.clear()  # the group stays until the next load; a released version's memory must not
         with self._lock:
             if self._senders.get(receiver) is not sender:
                 raise RuntimeError(f"sending version {snapshot.version} to engine {receiver} was given up")
