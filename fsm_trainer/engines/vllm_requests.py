@@ -111,6 +111,17 @@ def to_sample(found: Completion, tags: Tags) -> Sample:
     return Sample(tuple(found.tokens), tuple(found.logprobs), found.finish_reason, spans)
 
 
+def to_group(found: Sequence[Completion], sampling: SamplingParams, tags: Tags) -> list[Sample]:
+    """One prompt's samples; copies of the one that was asked for when it is greedy. EngineLost as `to_sample`, too."""
+    asked, longest = requested(sampling), max((len(completion.tokens) for completion in found), default=0)
+    if len(found) != asked or longest > sampling.max_new_tokens:
+        raise EngineLost(
+            f"vLLM returned {len(found)} completions of up to {longest} tokens for a prompt, expected {asked} of up to "
+            f"{sampling.max_new_tokens}"
+        )
+    return [to_sample(completion, tags) for completion in found] * (sampling.n_samples // asked)
+
+
 def to_rollout(groups: Sequence[Sequence[Sample]]) -> Rollout:
     """The samples by prompt; spans stay only where weights were loaded in between."""
     first = min(sample.spans[0].version for group in groups for sample in group)

@@ -31,10 +31,9 @@ from fsm_trainer.engines.vllm_requests import (
     check_filters,
     check_request,
     group_seed,
-    requested,
     sampling_arguments,
+    to_group,
     to_rollout,
-    to_sample,
 )
 
 if TYPE_CHECKING:
@@ -190,8 +189,7 @@ class VLLMRolloutEngine:
             )
         finally:
             self._busy -= 1
-        copies = self._sampling.n_samples // requested(self._sampling)
-        return [[to_sample(completion, self._tags) for completion in group] * copies for group in groups]
+        return [to_group(group, self._sampling, self._tags) for group in groups]
 
     async def _score(self, sequences: Sequence[Sequence[int]]) -> Scores:
         scores = await _all(self._backend.prompt_logprobs(tokens) for tokens in sequences)

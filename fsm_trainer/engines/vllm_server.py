@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import EngineLost, SamplingParams, Snapshot
@@ -224,4 +225,5 @@ class ServerBackend:
 def _completion(choice: dict[str, Any]) -> Completion:
     rows = (choice["logprobs"] or {}).get("content") or ()
     spans = [(span["version"], span["end"] - span["start"]) for span in choice["weight_versions"] or ()]
-    return Completion(choice["token_ids"], [row["logprob"] for row in rows], choice["finish_reason"], spans)
+    tokens, logprobs = [*map(index, choice["token_ids"])], [row["logprob"] for row in rows]
+    return Completion(tokens, logprobs, choice["finish_reason"], spans)

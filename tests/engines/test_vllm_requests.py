@@ -17,6 +17,7 @@ from fsm_trainer.engines.vllm_requests import (
     logprobs_mode,
     requested,
     sampling_arguments,
+    to_group,
     to_rollout,
     to_sample,
 )
@@ -107,6 +108,17 @@ def test_a_completion_that_is_not_whole_or_not_ours_loses_the_engine(broken: Com
 def test_logprobs_that_are_not_finite_are_the_weights_fault(value: float) -> None:
     with pytest.raises(FloatingPointError, match="weights of version 4 give logprobs that are not finite"):
         to_sample(replace(GOOD, logprobs=[-0.1, value, -0.3]), TAGS)
+
+
+def test_a_group_has_as_many_samples_as_were_asked_for() -> None:
+    sampling, sample = SamplingParams(n_samples=2, max_new_tokens=3), to_sample(GOOD, TAGS)
+    assert to_group([GOOD, GOOD], sampling, TAGS) == [sample, sample]
+    assert to_group([GOOD], replace(sampling, temperature=0.0), TAGS) == [sample, sample]
+    for found in ([], [GOOD], [GOOD] * 3):
+        with pytest.raises(EngineLost, match=rf"returned {len(found)} completions of .*, expected 2 of up to 3"):
+            to_group(found, sampling, TAGS)
+    with pytest.raises(EngineLost, match="2 completions of up to 3 tokens for a prompt, expected 2 of up to 2"):
+        to_group([GOOD, GOOD], replace(sampling, max_new_tokens=2), TAGS)
 
 
 def test_a_rollout_has_the_oldest_first_and_the_newest_last_version() -> None:

@@ -223,6 +223,14 @@ def test_a_server_that_breaks_is_lost(
             engine.generate(REQUEST)
 
 
+def test_token_ids_are_numbers(server: FakeVLLMServer, engine: VLLMRolloutEngine) -> None:
+    _, good = server._generate({"token_ids": [4], "sampling_params": {"n": 2}})
+    good["choices"][0]["token_ids"] = ["7", "8"]
+    server.answers[GENERATE] = (200, good)
+    with pytest.raises(EngineLost, match="with something that vLLM does not: TypeError"):
+        engine.generate(REQUEST)
+
+
 def test_a_server_that_was_restarted_is_lost(server: FakeVLLMServer, engine: VLLMRolloutEngine) -> None:
     server.tag = "default"
     with pytest.raises(EngineLost, match="serves weights 'default', which this run has not loaded into it"):
