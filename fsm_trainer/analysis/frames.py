@@ -57,6 +57,7 @@ def operations(events: pd.DataFrame) -> pd.DataFrame:
     inputs = rows_of(events, "input")[
         ["seq", "t_ns", "trigger", "cause_seq", "reason", "tokens", "posted_ns", "started_ns", "finished_ns"]
     ]
+    inputs = inputs[inputs["trigger"] != "engine_died"]  # of which `cause_seq` only says which start it was
     joined = inputs.merge(
         commands.rename(columns={"seq": "op", "trigger": "command"}), left_on="cause_seq", right_on="op", how="inner"
     )

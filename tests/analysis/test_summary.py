@@ -272,7 +272,11 @@ def test_sides_by_hand() -> None:
 
 def test_operations_join_completions_to_their_commands(tmp_path: Path) -> None:
     events = load_events(log_of(tmp_path, virtual_run(SYNCHRONOUS), SYNCHRONOUS))
+    started = events[(events["kind"] == "input") & (events["trigger"] == "started")]
+    events = pd.concat([events, started.assign(trigger="engine_died")])
     done = operations(events)
+    assert set(done[done["command"] == "start_engine"]["outcome"]) == {"started"}
+    assert len(done) == done["op"].nunique()
     assert set(done[done["command"] == "train"]["duration_ns"]) == {60 * MS}
     assert done[done["command"] == "generate"]["batch_id"].tolist() == list(range(20))
     assert set(done[done["command"] == "generate"]["entity"]) == {"rollout-0"}
