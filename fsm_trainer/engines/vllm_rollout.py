@@ -105,7 +105,11 @@ class VLLMRolloutEngine:
 
         self._portal = self._stack.enter_context(start_blocking_portal())
         self._stack.callback(lambda: self._call(self._backend.close()))
-        return self._call(self._backend.open())
+        try:
+            return self._call(self._backend.open())
+        except BaseException:
+            self.close()  # or the event loop's thread would keep the interpreter from ending
+            raise
 
     def load_weights(self, snapshot: Snapshot) -> Loaded:
         """Install a snapshot between two steps of vLLM; after a failure part way the engine serves nothing.

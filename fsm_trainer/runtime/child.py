@@ -36,6 +36,10 @@ def main(fd: int, parent: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)
     os.set_inheritable(fd, False)
     _Child(Connection(fd)).serve()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The engine is closed. What its libraries left in the interpreter may take seconds to take apart, or for ever.
+    os._exit(0)
 
 
 def die_with(parent: int) -> None:
