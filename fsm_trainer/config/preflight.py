@@ -128,11 +128,8 @@ def _check_engine(config: TrainConfig) -> None:
     """Whether the engine that was given, or found to be the one for `auto`, can serve this configuration here."""
     try:
         check_engines(config)
-        assert config.engines, config
         if config.rollout_engine == "vllm" and not config.base_urls:
             check_vllm()
-    except ConfigError:
-        raise
     except ValueError as error:
         raise ConfigError(one_line(error)) from error
 
