@@ -33,7 +33,7 @@ class RolloutRequest:
     prompts: tuple[tuple[int, ...], ...]
     """Token ids of each prompt."""
     seed: int
-    """Fixes the batch's samples: same seed, prompts and weights give the same tokens on engines of a kind, up to rounding."""
+    """Fixes the samples: same seed, prompts and weights give the same tokens on engines of a kind, up to rounding."""
 
 
 class VersionSpan(NamedTuple):
