@@ -13,14 +13,14 @@ import signal
 import sys
 
 MARK = "FSM_TRAINER_VLLM"
-"""Environment variable by which the processes know that they are ours."""
+"""Environment variable by which vLLM's processes know that they are ours: the id of the process that starts them."""
 _PR_SET_PDEATHSIG = 1
 
 
 def register() -> None:
     """Ask the kernel to kill this process when its parent is gone."""
-    parent = multiprocessing.parent_process()
-    if os.environ.get(MARK) is None or parent is None or sys.platform != "linux":
+    owner, parent = os.environ.get(MARK), multiprocessing.parent_process()
+    if owner in (None, str(os.getpid())) or parent is None or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent.pid:

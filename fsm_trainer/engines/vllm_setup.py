@@ -118,7 +118,7 @@ class Setup:
     def _process_environment(self) -> dict[str, str]:
         """What vLLM's own processes are to see, and this one is not."""
         # Killed at the end rather than waited for, they leave shared memory, which Python then frees and deplores.
-        ours = {MARK: "1", "PYTHONWARNINGS": "ignore"}
+        ours = {MARK: str(os.getpid()), "PYTHONWARNINGS": "ignore"}
         if self.on_cpu:
             return {**ours, "OMP_NUM_THREADS": str(self.threads)}
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -54,3 +54,12 @@ def test_the_process_that_starts_vllm_is_left_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(vllm_plugin.ctypes, "CDLL", asked.append)
     vllm_plugin.register()
     assert not asked
+
+
+def test_that_holds_where_it_is_a_child_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setenv(MARK, str(os.getpid()))
+    monkeypatch.setattr(vllm_plugin.multiprocessing, "parent_process", lambda: psutil.Process(os.getppid()))
+    monkeypatch.setattr(vllm_plugin.ctypes, "CDLL", asked.append)
+    vllm_plugin.register()
+    assert not asked

@@ -78,12 +78,12 @@ def test_vllm_sees_the_replicas_gpus_alone(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     seen = setup(devices=devices)._process_environment()
-    assert (seen[MARK], seen["CUDA_VISIBLE_DEVICES"]) == ("1", expected)
+    assert (seen[MARK], seen["CUDA_VISIBLE_DEVICES"]) == (str(os.getpid()), expected)
 
 
 def test_on_a_cpu_it_gets_the_runs_threads() -> None:
     seen = setup(devices=("cpu",))._process_environment()
-    assert (seen[MARK], seen["OMP_NUM_THREADS"]) == ("1", "3")
+    assert (seen[MARK], seen["OMP_NUM_THREADS"]) == (str(os.getpid()), "3")
     assert "CUDA_VISIBLE_DEVICES" not in seen
 
 
