@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from fsm_trainer.engines.hf_model import checkpoint_special_tokens
 from fsm_trainer.engines.vllm_requests import SCORING_ARGUMENTS, Completion, logprobs_mode
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.vllm_versions import check_version
-from fsm_trainer.engines.vllm_worker import METHOD, PATH, bytes_read, written
+from fsm_trainer.engines.vllm_worker import METHOD, PATH, REPORT, bytes_read, written
 
 if TYPE_CHECKING:
     import httpx
@@ -43,10 +43,19 @@ def vllm_server_engine(
     dtype: str = "float32",
     max_model_len: int,
     start_timeout_s: float = 600.0,
+    on_wait: Callable[[str], None] | None = None,
 ) -> VLLMRolloutEngine:
-    """The engine of one server; `ckpt` is the model that it must have been started with."""
+    """The engine of one server; `ckpt` is the model that it must have been started with.
+
+    A server that is not up is waited for; `on_wait` is told once why it seems not to be.
+    """
     backend = ServerBackend(
-        base_url, sampling, dtype=dtype, max_model_len=max_model_len, start_timeout_s=start_timeout_s
+        base_url,
+        sampling,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        start_timeout_s=start_timeout_s,
+        on_wait=on_wait,
     )
     return VLLMRolloutEngine(backend, sampling, checkpoint_special_tokens(ckpt).eos)
 
@@ -55,7 +64,14 @@ class ServerBackend:
     """A `vllm_rollout.Backend` over HTTP."""
 
     def __init__(
-        self, base_url: str, sampling: SamplingParams, *, dtype: str, max_model_len: int, start_timeout_s: float
+        self,
+        base_url: str,
+        sampling: SamplingParams,
+        *,
+        dtype: str,
+        max_model_len: int,
+        start_timeout_s: float,
+        on_wait: Callable[[str], None] | None = None,
     ) -> None:
         """Keep the settings; nothing is sent before `open`."""
         self.url = base_url.rstrip("/").removesuffix("/v1")
@@ -63,6 +79,7 @@ class ServerBackend:
         self._wanted = {"logprobs_mode": logprobs_mode(sampling), "dtype": dtype, "worker_extension_cls": PATH}
         self._needed = max_model_len
         self._start_timeout_s = start_timeout_s
+        self._on_wait = on_wait
         self._client: httpx.AsyncClient | None = None
 
     async def open(self) -> dict[str, float]:
@@ -114,8 +131,8 @@ class ServerBackend:
         """Replace the weights."""
         answer = await self._post("/collective_rpc", json={"method": METHOD, "args": [written(snapshot)]})
         with self._reading("/collective_rpc"):
-            results = list(answer["results"])
-        nbytes = bytes_read(results)
+            first, *others = [{name: each[name] for name in REPORT} for each in answer["results"]]
+        nbytes = bytes_read([first, *others])
         await self._post("/update_weight_version", json={"new_version": tag})
         return nbytes
 
@@ -145,6 +162,7 @@ class ServerBackend:
         return await self._post(GENERATE, json={"token_ids": list(tokens), "sampling_params": arguments})
 
     async def _wait(self, until: float) -> None:
+        tell = self._on_wait
         while True:
             try:
                 await self._get("/health", timeout=_CONNECT_S)
@@ -152,6 +170,9 @@ class ServerBackend:
             except EngineLost as error:
                 if time.perf_counter() > until:
                     raise EngineLost(f"{error}; it was waited for {self._start_timeout_s:g} s") from error
+                if tell is not None:
+                    tell(f"{error}; waiting for it to come up")
+                    tell = None
             await asyncio.sleep(_POLL_S)
 
     async def _check(self) -> None:

@@ -21,6 +21,8 @@ PATH = f"{__name__}.WeightReceiver"
 """How vLLM finds the class."""
 METHOD = "fsm_load_weights"
 """The method as `collective_rpc` names it."""
+REPORT = ("nbytes", "error", "half_loaded")
+"""What it returns."""
 HALF_LOADED = "an earlier load of weights ended part way"
 MUST_RESTART = "vLLM cannot be mended, and must be started anew"
 _log = logging.getLogger(__name__)

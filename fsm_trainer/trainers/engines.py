@@ -177,7 +177,12 @@ def _server_factory(config: TrainConfig, engine: int) -> Callable[[], RolloutEng
         max_model_len=config.max_prompt_tokens + config.max_new_tokens,
         # Before the scheduler's own limit, which could only say that it took too long.
         start_timeout_s=0.9 * config.start_timeout_s or math.inf,
+        on_wait=partial(_tell_wait, engine),
     )
+
+
+def _tell_wait(engine: int, said: str) -> None:
+    _log.warning("server_awaited", engine=engine, message=said)
 
 
 def engine_words(config: TrainConfig, engine: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -31,8 +31,15 @@ def server() -> Iterator[FakeVLLMServer]:
     server.close()
 
 
-def engine_of(url: str, sampling: SamplingParams = SAMPLING, start_timeout_s: float = LIMIT_S) -> VLLMRolloutEngine:
-    backend = ServerBackend(url, sampling, dtype="float32", max_model_len=60, start_timeout_s=start_timeout_s)
+def engine_of(
+    url: str,
+    sampling: SamplingParams = SAMPLING,
+    start_timeout_s: float = LIMIT_S,
+    on_wait: Callable[[str], None] | None = None,
+) -> VLLMRolloutEngine:
+    backend = ServerBackend(
+        url, sampling, dtype="float32", max_model_len=60, start_timeout_s=start_timeout_s, on_wait=on_wait
+    )
     return VLLMRolloutEngine(backend, sampling, (2,))
 
 
@@ -183,9 +190,11 @@ def test_a_server_that_comes_up_late_is_waited_for(server: FakeVLLMServer, monke
     monkeypatch.setattr("fsm_trainer.engines.vllm_server._POLL_S", 0.0)
     answers = iter([(503, b"loading"), (503, b"loading"), (200, b"")])
     server.answers["/health"] = lambda _: next(answers)
-    engine = engine_of(server.url)
+    told: list[str] = []
+    engine = engine_of(server.url, on_wait=told.append)
     engine.start()
     assert paths(server)[:4] == ["/health", "/health", "/health", "/version"]
+    assert told == [f"the vLLM server at {server.url} answers /health with 503: loading; waiting for it to come up"]
     engine.close()
 
 
@@ -221,6 +230,13 @@ def test_a_server_that_breaks_is_lost(
     if path != GENERATE:
         with pytest.raises(RuntimeError, match="no weights loaded"):
             engine.generate(REQUEST)
+
+
+@pytest.mark.parametrize("results", [[], [None], [{"nbytes": 12}], ["ok"]])
+def test_every_worker_says_what_it_read(server: FakeVLLMServer, engine: VLLMRolloutEngine, results: list[Any]) -> None:
+    server.answers["/collective_rpc"] = (200, {"results": results})
+    with pytest.raises(EngineLost, match="answers /collective_rpc with something that vLLM does not"):
+        engine.load_weights(SNAPSHOT)
 
 
 def test_token_ids_are_numbers(server: FakeVLLMServer, engine: VLLMRolloutEngine) -> None:
