@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsm_trainer.engines.base import EngineLost, SamplingParams, Snapshot
 from fsm_trainer.engines.hf_model import checkpoint_context, checkpoint_special_tokens
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
+T = TypeVar("T")
+_DEAD = "vLLM's engine process has died; what it said of it is on standard error"
+_LOOK_S = 0.5
+"""How often it is looked at whether vLLM's process lives, while an answer is waited for."""
 _SHUTDOWN_S = 1.0
 """How long vLLM's processes may take to end before they are killed: they have nothing to lose."""
 _WARM_UP: dict[str, Any] = {"max_tokens": 2, "temperature": 1.0, "logprobs": 0, "seed": 0}
@@ -87,29 +91,25 @@ class LocalBackend:
 
     async def pause(self) -> None:
         """Stand still, without caches."""
-        async with self._alive() as llm:
-            await llm.pause_generation(mode="keep", clear_cache=True)
+        await self._ask(lambda llm: llm.pause_generation(mode="keep", clear_cache=True))
 
     async def transfer(self, snapshot: Snapshot, tag: str) -> int:
         """Replace the weights."""
-        assert self._receiver is not None
-        async with self._alive():
-            return await self._receiver.transfer(snapshot, tag)
+        receiver = self._receiver
+        assert receiver is not None
+        return await self._ask(lambda _: receiver.transfer(snapshot, tag))
 
     async def reset_prefix_cache(self) -> bool:
         """Drop the prefix cache."""
-        async with self._alive() as llm:
-            return bool(await llm.reset_prefix_cache())
+        return bool(await self._ask(lambda llm: llm.reset_prefix_cache()))
 
     async def weight_version(self) -> str:
         """The tag of the weights."""
-        async with self._alive() as llm:
-            return str(await llm.get_weight_version())
+        return str(await self._ask(lambda llm: llm.get_weight_version()))
 
     async def resume(self) -> None:
         """Go on."""
-        async with self._alive() as llm:
-            await llm.resume_generation()
+        await self._ask(lambda llm: llm.resume_generation())
 
     async def close(self) -> None:
         """End vLLM's processes."""
@@ -124,25 +124,33 @@ class LocalBackend:
         from vllm.sampling_params import RequestOutputKind
 
         params = VLLMSamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
-        final: RequestOutput | None = None
-        async with self._alive() as llm:
+
+        async def request(llm: AsyncLLM) -> RequestOutput:
+            final: RequestOutput | None = None
             name = str(next(self._ids))
             async for output in llm.generate(TokensPrompt(prompt_token_ids=list(prompt)), params, name):
                 final = output
-        assert final is not None
-        return final
+            assert final is not None
+            return final
 
-    @asynccontextmanager
-    async def _alive(self) -> AsyncIterator[AsyncLLM]:
-        """What is asked of it inside raises EngineLost once vLLM's own process is dead."""
+        return await self._ask(request)
+
+    async def _ask(self, what: Callable[[AsyncLLM], Coroutine[Any, Any, T]]) -> T:
+        """What vLLM answers. EngineLost once vLLM's own process is dead: of some requests it never says so itself."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        if self._llm is None:
+        if (llm := self._llm) is None:
             raise RuntimeError("vLLM is not started, or closed")
+        answer = asyncio.ensure_future(what(llm))
         try:
-            yield self._llm
+            while not (await asyncio.wait({answer}, timeout=_LOOK_S))[0]:
+                if llm.errored:
+                    raise EngineLost(_DEAD)
+            return answer.result()
         except EngineDeadError as error:
-            raise EngineLost("vLLM's engine process has died; what it said of it is on standard error") from error
+            raise EngineLost(_DEAD) from error
+        finally:
+            answer.cancel()
 
 
 def _completion(output: CompletionOutput) -> Completion:
