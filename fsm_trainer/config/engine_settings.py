@@ -177,9 +177,23 @@ def _check_lockstep(config: TrainConfig) -> None:
 
 def engine_warnings(config: TrainConfig) -> list[str]:
     """What is given and has no effect, in words."""
+    found = []
     given = [name for name in ("rollout_devices", "rollout_tp_size") if config.base_urls and getattr(config, name)]
-    flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-    return [f"{flags}: left aside, since the servers of --rollout-base-url say where they run"] if flags else []
+    if given:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        found.append(f"{flags}: left aside, since the servers of --rollout-base-url say where they run")
+    on_gpu = any(device != "cpu" for group in config.rollout_groups for device in group)
+    if config.rollout_gpu_memory_utilization is not None and (config.base_urls or not on_gpu):
+        found.append("--rollout-gpu-memory-utilization: left aside, since this run starts no engine on a GPU")
+    if config.async_span_policy != "keep" and config.async_sync_mode == "drain":
+        found.append(
+            f"--async-span-policy {config.async_span_policy}: without effect, since with --async-sync-mode drain one "
+            f"version draws a whole sample"
+        )
+    default = type(config).model_fields["max_engine_restarts"].default
+    if config.max_engine_restarts != default and config.on_engine_failure == "fail":
+        found.append("--max-engine-restarts: without effect, since --on-engine-failure fail restarts no engine")
+    return found
 
 
 def memory_share(config: TrainConfig, devices: Sequence[str]) -> float | None:

@@ -177,6 +177,24 @@ def test_servers_need_no_vllm_here_and_no_devices(monkeypatch: pytest.MonkeyPatc
     ]
 
 
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"rollout_gpu_memory_utilization": 0.5}, "--rollout-gpu-memory-utilization: left aside, since "),
+        ({"rollout_gpu_memory_utilization": 0.5, "rollout_base_url": "http://a"}, "--rollout-gpu-memory-utilization: "),
+        ({"rollout_gpu_memory_utilization": 0.5, "rollout_devices": "0"}, None),
+        ({"async_span_policy": "mask"}, "--async-span-policy mask: without effect, since "),
+        ({"async_span_policy": "mask", "async_sync_mode": "inflight"}, None),
+        ({"max_engine_restarts": 5}, "--max-engine-restarts: without effect, since "),
+        ({"max_engine_restarts": 5, "on_engine_failure": "restart"}, None),
+        ({}, None),
+    ],
+)
+def test_what_is_given_without_effect(values: dict[str, object], told: str | None) -> None:
+    found = engine_warnings(TrainConfig(rollout_engine="vllm", train_devices="cpu", **values))  # type: ignore[arg-type]
+    assert [each[: len(told or "")] for each in found] == ([] if told is None else [told])
+
+
 def test_engine_that_auto_turns_out_to_be(refused: Refused) -> None:
     assert refused("--vllm-arg", "enforce-eager=true") == (
         "--vllm-arg is for vllm, but --rollout-engine is hf here; leave it out, or give --rollout-engine vllm"
