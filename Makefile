@@ -63,7 +63,7 @@ $(VLLM)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-vllm: $(VLLM)/.installed ## run the engine on a real vLLM, its build for CPUs, in an environment of its own
-	$(ENV) $(VLLM)/bin/python -m pytest $(PYTEST_ARGS) tests/vllm
+	$(ENV) $(VLLM)/bin/python -m pytest --timeout 600 $(PYTEST_ARGS) tests/vllm
 
 soak: setup ## simulate fresh seeds for ten minutes on all cores (SOAK_ARGS="--minutes 1")
 	$(ENV) $(BIN)/python tools/soak.py $(SOAK_ARGS)

@@ -1,0 +1,183 @@
+"""Whole runs by the command line, on a real vLLM: they learn, verify, and survive or report its death."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from fsm_trainer.runtime.child import die_with
+from tests.vllm.servers import end_group, kill, left_of, vllm_processes
+
+BIN = Path(sys.executable).parent
+FEW = ("--n-samples", "4", "--batch-size", "4", "--mini-bs", "16")
+LONG = ("--max-new-tokens", "64", *FEW)
+"""Long enough for weights to change in the middle: an untrained model seldom ends by itself."""
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+class Run:
+    """One `fsm-train` in a session of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        command = [str(BIN / "fsm-train"), "--preset", "quickstart", "--output-dir", str(folder), *arguments]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(),
+            start_new_session=True,
+            preexec_fn=partial(die_with, os.getpid()),
+        )
+        self.said: list[str] = []
+
+    def until(self, word: str) -> None:
+        """Read what it says up to a line that has the word."""
+        for line in self._lines():
+            if word in line:
+                return
+        raise AssertionError(f"it ended without saying {word!r}: {self.text}")
+
+    def end(self) -> int:
+        """Read the rest; its exit code."""
+        list(self._lines())
+        return self.process.wait()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.said)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+    def _lines(self) -> Iterator[str]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line)
+            yield line
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    made: list[Run] = []
+
+    def start(*arguments: str, name: str = "run") -> Run:
+        made.append(Run(tmp_path / name, *arguments))
+        return made[-1]
+
+    yield start
+    for each in made:
+        end_group(each.process)
+        assert each.process.stdout is not None
+        each.process.stdout.close()
+
+
+def replay(command: str, folder: Path) -> str:
+    """What a subcommand of `fsm-replay` prints; it must succeed."""
+    done = subprocess.run(
+        [str(BIN / "fsm-replay"), command, str(folder)], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def samples_of(folder: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted((folder / "samples").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def late_reward(run: Run) -> float:
+    rewards = [row["reward_mean"] for row in run.metrics][-10:]
+    return sum(rewards) / len(rewards)
+
+
+def vllm_while_it_trains(run: Run) -> list[psutil.Process]:
+    """vLLM's processes, once a first step is done."""
+    run.until("reward 0.")
+    found = vllm_processes(run.process.pid)
+    assert found
+    return found
+
+
+@pytest.mark.slow
+def test_it_learns_as_with_hf(run: Callable[..., Run]) -> None:
+    vllm = run("--rollout-engine", "vllm", "--max-steps", "80", name="vllm")
+    assert vllm.end() == 0, vllm.text
+    hf = run("--rollout-engine", "hf", "--max-steps", "80", name="hf")
+    assert hf.end() == 0, hf.text
+    assert vllm.metrics[0]["reward_mean"] < 0.1
+    # Measured: 0.61 and 0.72. Runs of one seed differ, since threads decide which weights a batch is drawn with.
+    assert late_reward(hf) > 0.4
+    assert late_reward(vllm) > late_reward(hf) - 0.2
+    assert "agree with the scheduler" in replay("verify", vllm.folder)
+
+
+@pytest.mark.slow
+def test_samples_mix_versions_in_flight(run: Callable[..., Run]) -> None:
+    trained = run("--rollout-engine", "vllm", "--async-sync-mode", "inflight", "--max-steps", "12", *LONG)
+    assert trained.end() == 0, trained.text
+    replay("verify", trained.folder)
+    spans = [row["version_spans"] for row in samples_of(trained.folder)]
+    mixed = [each for each in spans if len(each) > 1]
+    assert mixed
+    for each in mixed:
+        versions = [span["version"] for span in each]
+        assert versions == sorted(set(versions))
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_a_new_engine(run: Callable[..., Run]) -> None:
+    trained = run("--rollout-engine", "vllm", "--on-engine-failure", "restart", "--max-steps", "60", *FEW)
+    kill(vllm_while_it_trains(trained))
+    assert trained.end() == 0, trained.text
+    assert trained.metrics[-1]["train_version"] == 60
+    assert "engine_restarting" in trained.text
+    replay("verify", trained.folder)
+
+
+@pytest.mark.slow
+def test_a_run_without_restarts_fails_in_a_sentence(run: Callable[..., Run]) -> None:
+    trained = run("--rollout-engine", "vllm", "--max-steps", "10000", *FEW)
+    kill(vllm_while_it_trains(trained))
+    assert trained.end() == 1
+    last = trained.said[-1]
+    assert last.startswith("fsm-train: failed")
+    assert "vLLM's engine process has died" in last
+    replay("verify", trained.folder)
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_killed_run(run: Callable[..., Run]) -> None:
+    trained = run("--rollout-engine", "vllm", "--max-steps", "10000", *FEW)
+    assert vllm_while_it_trains(trained)
+    processes = psutil.Process(trained.process.pid).children(recursive=True)
+    os.kill(trained.process.pid, signal.SIGKILL)
+    assert not left_of(processes)
+
+
+@pytest.mark.slow
+def test_a_run_generates_with_a_server(
+    run: Callable[..., Run], server: tuple[str, int], checkpoints: list[Path]
+) -> None:
+    given = ("--rollout-base-url", f"{server[0]}/v1", "--ckpt", str(checkpoints[0]), "--max-steps", "12")
+    trained = run(*given, "--async-sync-mode", "inflight", *LONG)
+    assert trained.end() == 0, trained.text
+    assert trained.metrics[-1]["train_version"] == 12
+    replay("verify", trained.folder)
+    assert psutil.pid_exists(server[1]), "the server is somebody else's"
