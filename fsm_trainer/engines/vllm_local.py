@@ -40,29 +40,27 @@ def vllm_engine(
     threads: int = 1,
     seed: int = 0,
     transport: str = "shared-memory",
-    number: int = 0,
     engine_args: Mapping[str, Any] | None = None,
 ) -> VLLMRolloutEngine:
     """The engine of one replica; `ckpt` gives the architecture alone, the weights come from snapshots.
 
     `devices`: those of the replica, tensor-parallel over them. `max_model_len`: tokens of the longest prompt and
-    completion together. `number`: of the run's engines, this one. `engine_args`: further arguments of vLLM's
-    `AsyncEngineArgs`.
+    completion together. `engine_args`: further arguments of vLLM's `AsyncEngineArgs`.
     """
     # One more than a sample needs: to score the longest one takes a new token behind it.
     positions = min(max_model_len + 1, checkpoint_context(ckpt) or max_model_len + 1)
     setup = Setup(ckpt, sampling, tuple(devices), dtype, positions, memory_utilization, threads, seed, transport)
-    backend = LocalBackend(setup, number, dict(engine_args or {}))
+    backend = LocalBackend(setup, dict(engine_args or {}))
     return VLLMRolloutEngine(backend, sampling, checkpoint_special_tokens(ckpt).eos)
 
 
 class LocalBackend:
     """A `vllm_rollout.Backend` on AsyncLLM."""
 
-    def __init__(self, setup: Setup, number: int, engine_args: Mapping[str, Any]) -> None:
+    def __init__(self, setup: Setup, engine_args: Mapping[str, Any]) -> None:
         """Keep the settings; ValueError for an argument that the run settles itself."""
         self.positions = setup.positions
-        self._setup, self._number, self._arguments = setup, number, setup.arguments(engine_args)
+        self._setup, self._arguments = setup, setup.arguments(engine_args)
         self._llm: AsyncLLM | None = None
         self._receiver: Receiver | None = None
         self._ids = itertools.count()
@@ -73,7 +71,7 @@ class LocalBackend:
         self._setup.prepare()
         imported = time.perf_counter()
         self._llm = self._setup.build(self._arguments)
-        self._receiver = Receiver(self._llm, self._number)
+        self._receiver = Receiver(self._llm)
         built = time.perf_counter()
         await self._request([0, 0], {**SCORING_ARGUMENTS, **_WARM_UP})
         warm = time.perf_counter()

@@ -1,7 +1,8 @@
 """Bringing a snapshot into a running AsyncLLM by the transport it was published with.
 
 Shared memory and directories are read by vLLM's workers (`vllm_worker`). A broadcast and CUDA handles go through vLLM's
-weight-transfer API: the other end of the broadcast is the trainer's (`WeightTransport.deliver`).
+weight-transfer API: the other end of the broadcast is the trainer's (`WeightTransport.deliver`), met where the offered
+snapshot says.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ OFFICIAL = {NCCL: "nccl", CUDA_IPC: "ipc"}
 class Receiver:
     """vLLM's end of the transports. The caller sees to caches and running work."""
 
-    def __init__(self, llm: AsyncLLM, number: int) -> None:
-        """`number`: which of the transport's receivers this is."""
-        self._llm, self._number = llm, number
+    def __init__(self, llm: AsyncLLM) -> None:
+        """Nothing has come yet."""
+        self._llm = llm
         self._joined = False
         self._half_loaded = False
 
@@ -42,7 +43,7 @@ class Receiver:
         if self._half_loaded:
             raise EngineLost(f"{HALF_LOADED}; {MUST_RESTART}")
         if snapshot.transport == NCCL:
-            await self._meet(nccl_init_info(snapshot, self._number))
+            await self._meet(nccl_init_info(snapshot))
             info = nccl_update_info(snapshot)
         else:
             if not self._joined:

@@ -17,6 +17,7 @@ import structlog
 
 from fsm_trainer.core.events import Command, Input, InputKind
 from fsm_trainer.engines.base import Loaded, Snapshot
+from fsm_trainer.engines.weight_sync.transport import WeightTransport
 from fsm_trainer.runtime.failures import EngineDied, EngineError, HostClosed
 from fsm_trainer.runtime.host import EngineHost
 from fsm_trainer.runtime.threads import CallThreads
@@ -25,20 +26,20 @@ _CLOSE_TIMEOUT_S = 10.0
 """How long an engine of this process that failed may take to close; then it is abandoned."""
 _log = structlog.get_logger("fsm_train")
 
-Deliver = Callable[[Snapshot, int], None]
-"""The trainer's part in a load: of which snapshot, into which engine (`WeightTransport.deliver`)."""
-
 
 class EngineHosts:
     """Used by the loop thread and by the worker threads of all engines at once."""
 
     def __init__(
-        self, make: Callable[[int], EngineHost], post: Callable[[Input], None], deliver: Deliver | None = None
+        self,
+        make: Callable[[int], EngineHost],
+        post: Callable[[Input], None],
+        transport: WeightTransport | None = None,
     ) -> None:
-        """`make` starts an engine's host, `post` takes the news of a death."""
+        """`make` starts an engine's host, `post` takes the news of a death; `transport` has a part in loads."""
         self._make = make
         self._post = post
-        self._deliver = deliver
+        self._transport = transport
         self._deliveries = CallThreads("fsm-deliver")
         self._lock = threading.Lock()
         self._hosts: dict[int, tuple[int, EngineHost]] = {}
@@ -85,11 +86,14 @@ class EngineHosts:
 
     def load(self, host: EngineHost, snapshot: Snapshot, engine: int) -> Loaded:
         """Let an engine load while the trainer does its part; whichever fails first fails the load."""
-        load: Future[Loaded] = host.submit("load_weights", snapshot)
-        if self._deliver is None:
-            return load.result()
+        transport = self._transport
+        if transport is None:
+            alone: Loaded = host.submit("load_weights", snapshot).result()
+            return alone
+        offered = transport.offer(snapshot, engine)
+        load: Future[Loaded] = host.submit("load_weights", offered)
         delivery: Future[None] = Future()
-        self._deliveries.post(partial(_settle, delivery, partial(self._deliver, snapshot, engine)))
+        self._deliveries.post(partial(_settle, delivery, partial(transport.deliver, offered, engine)))
         both: tuple[Future[Any], ...] = (load, delivery)
         for ended in wait(both, return_when=FIRST_EXCEPTION).done:
             ended.result()

@@ -94,7 +94,6 @@ def make_weight_transport(config: TrainConfig) -> WeightTransport:
         name,
         bucket_bytes=config.policy_sync_bucket_mb << 20,
         directory=Path(str(config.output_dir)).absolute() / "weights",
-        receivers=config.engines,
         ranks=config.rollout_tp_size or 1,
     )
 
@@ -159,7 +158,6 @@ def _vllm_factory(config: TrainConfig, engine: int) -> Callable[[], RolloutEngin
         threads=config.threads,
         seed=config.seed,
         transport=transport_of(config),
-        number=engine,
         engine_args=further,
     )
 

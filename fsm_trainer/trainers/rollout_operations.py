@@ -15,9 +15,10 @@ from fsm_trainer.core.events import Command, CommandKind, Input, InputKind, Reco
 from fsm_trainer.core.machines import BatchState
 from fsm_trainer.data.prompts import PromptBatch
 from fsm_trainer.engines.base import Rollout, RolloutRequest, TrainEngine
+from fsm_trainer.engines.weight_sync.transport import WeightTransport
 from fsm_trainer.runtime.clock import Clock
 from fsm_trainer.runtime.host import EngineHost
-from fsm_trainer.trainers.engine_hosts import Deliver, EngineHosts
+from fsm_trainer.trainers.engine_hosts import EngineHosts
 from fsm_trainer.trainers.mismatch import MismatchGate
 from fsm_trainer.trainers.operations import OperationAborted, RunOperations, digest, is_batch_end
 from fsm_trainer.trainers.run_directory import RunDirectory
@@ -72,11 +73,11 @@ class RolloutOperations(RunOperations):
         always_steps: bool,
         gate: MismatchGate | None = None,
         saver: Saver | None = None,
-        deliver: Deliver | None = None,
+        transport: WeightTransport | None = None,
     ) -> None:
         """`always_steps`: the loss has a term (entropy, KL) that makes even a batch without advantages a step.
 
-        `deliver` is the trainer's part in a load, if it has one.
+        `transport`: by which the train engine publishes, where it has a part in loads.
         """
         super().__init__(train_engine=train_engine, run=run, gate=gate, saver=saver)
         self._source = source
@@ -85,7 +86,7 @@ class RolloutOperations(RunOperations):
         self._clock = clock
         self._samples = samples
         self._always_steps = always_steps
-        self._hosts = EngineHosts(make_host, post, deliver)
+        self._hosts = EngineHosts(make_host, post, transport)
         self._sync_costs = SyncCosts()
         scorer.start(run.reward_output)
 

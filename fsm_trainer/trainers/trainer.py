@@ -170,7 +170,7 @@ class Trainer:
             source=inputs.prompts,
             scorer=scorer,
             train_engine=make_train_engine(config, transport),
-            deliver=transport.deliver,
+            transport=transport,
             make_host=lambda engine: make_rollout_host(config, engine),
             run=run,
             seed=config.seed,

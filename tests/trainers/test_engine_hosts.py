@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ from fsm_trainer.core.events import Command, CommandKind, Input, InputKind
 from fsm_trainer.engines.base import Loaded, Snapshot
 from fsm_trainer.runtime.failures import EngineDied, EngineError, HostClosed
 from fsm_trainer.runtime.host import InlineHost
-from fsm_trainer.trainers.engine_hosts import Deliver, EngineHosts
+from fsm_trainer.trainers.engine_hosts import EngineHosts
 from tests.trainers.test_rollout_operations import Host
 
 C = CommandKind
@@ -114,10 +116,10 @@ def test_close_kills_engines_whose_work_was_given_up_and_closes_the_others(stage
     assert [host.calls for host in (first, second, third, fourth)] == [["kill"], ["close"], ["kill"], ["close"]]
 
 
-def load(engine: Any, deliver: Deliver | None, release: threading.Event | None = None) -> Loaded:
+def load(engine: Any, transport: Any, release: threading.Event | None = None) -> Loaded:
     """One load by an engine in this process, with the trainer's part in it; then what hangs is released."""
     host = InlineHost(lambda: engine, "engine-3")
-    hosts = EngineHosts(lambda _: host, lambda _: None, deliver)
+    hosts = EngineHosts(lambda _: host, lambda _: None, transport)
     try:
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(hosts.load, host, SNAPSHOT, 3).result(30)
@@ -129,11 +131,18 @@ def load(engine: Any, deliver: Deliver | None, release: threading.Event | None =
         assert hosts.join(30)
 
 
+def delivers(deliver: Callable[[Snapshot, int], Any]) -> Any:
+    """A transport that makes of a snapshot another one for each load."""
+    return SimpleNamespace(offer=lambda snapshot, engine: replace(snapshot, location=f"for {engine}"), deliver=deliver)
+
+
 def test_the_engine_and_the_trainer_take_part_at_the_same_time() -> None:
     both = threading.Barrier(2, timeout=30)
     parts: list[tuple[Snapshot, int]] = []
+    loaded: list[Snapshot] = []
 
     def load_weights(snapshot: Snapshot) -> Loaded:
+        loaded.append(snapshot)
         both.wait()
         return Loaded(snapshot.version)
 
@@ -141,8 +150,19 @@ def test_the_engine_and_the_trainer_take_part_at_the_same_time() -> None:
         parts.append((snapshot, engine))
         both.wait()
 
-    assert load(SimpleNamespace(load_weights=load_weights), deliver) == Loaded(7)
-    assert parts == [(SNAPSHOT, 3)]
+    assert load(SimpleNamespace(load_weights=load_weights), delivers(deliver)) == Loaded(7)
+    assert loaded == [Snapshot(7, "for 3", 0)], "what was offered"
+    assert parts == [(loaded[0], 3)]
+
+
+def test_an_offer_that_fails_fails_the_load_before_either_part_begins() -> None:
+    def offer(*_: Any) -> Snapshot:
+        raise OSError(98, "Address already in use")
+
+    never = SimpleNamespace(offer=offer, deliver=lambda *_: pytest.fail("delivered"))
+    engine = SimpleNamespace(load_weights=lambda _: pytest.fail("loaded"))
+    with pytest.raises(OSError, match="already in use"):
+        load(engine, never)
 
 
 def test_without_a_part_of_the_trainer_the_engine_loads_alone() -> None:
@@ -156,10 +176,10 @@ def test_a_delivery_that_fails_fails_the_load_though_the_engine_waits_for_it() -
         raise ConnectionError("no such receiver")
 
     with pytest.raises(ConnectionError, match="no such receiver"):
-        load(SimpleNamespace(load_weights=lambda _: release.wait(60)), refuse, release)
+        load(SimpleNamespace(load_weights=lambda _: release.wait(60)), delivers(refuse), release)
 
 
 def test_an_engine_that_fails_fails_the_load_though_the_trainer_waits_for_it() -> None:
     release = threading.Event()
     with pytest.raises(EngineError, match="Snapshot"):
-        load(SimpleNamespace(load_weights=int), lambda *_: [release.wait(60), None][1], release)
+        load(SimpleNamespace(load_weights=int), delivers(lambda *_: release.wait(60)), release)

@@ -184,11 +184,10 @@ def test_a_vllm_engine_gets_every_setting(make_config: Callable[..., TrainConfig
         "threads": 1,
         "seed": 13,
         "transport": "shared-memory",
-        "number": 0,
         "engine_args": {"enforce_eager": True},
     }
     other = factories[1].keywords
-    assert (other["devices"], other["memory_utilization"], other["number"]) == (("cuda:3", "cuda:0"), 0.4, 1)
+    assert (other["devices"], other["memory_utilization"]) == (("cuda:3", "cuda:0"), 0.4)
     assert config.vllm_arg is not None and "max_model_len" in config.vllm_arg, "the configuration is as it was"
 
 

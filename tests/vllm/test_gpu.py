@@ -29,7 +29,7 @@ def test_every_transport_brings_the_new_weights(
         pytest.skip("needs two CUDA devices")
     device = "cuda:1" if name == "nccl" else "cuda:0"
     trained = [AutoModelForCausalLM.from_pretrained(path).to("cuda:0") for path in checkpoints]
-    transport = make_transport(name, bucket_bytes=1 << 20, directory=tmp_path, receivers=1, ranks=1)
+    transport = make_transport(name, bucket_bytes=1 << 20, directory=tmp_path, ranks=1)
     engine = vllm_engine(
         str(checkpoints[0]),
         SamplingParams(n_samples=4, max_new_tokens=24),
@@ -41,7 +41,7 @@ def test_every_transport_brings_the_new_weights(
     engine.start()
     try:
         for version in range(4):
-            snapshot = transport.publish(trained[version % 2].state_dict().items(), version)
+            snapshot = transport.offer(transport.publish(trained[version % 2].state_dict().items(), version), 0)
             sending = threading.Thread(target=transport.deliver, args=(snapshot, 0))
             sending.start()
             assert engine.load_weights(snapshot).version == version

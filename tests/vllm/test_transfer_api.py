@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -89,17 +90,19 @@ def load(transport: nccl.NcclTransport, snapshot: Snapshot, receiver: int, ranks
     """One load by an engine that has just been started; returns what each of its ranks got."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
+    offered = transport.offer(snapshot, receiver)
+
     def receive(rank: int) -> dict[str, Tensor]:
         model = Model()
         engine = NCCLWeightTransferEngine(*worker(rank, ranks, model))
-        engine.init_transfer_engine(engine.parse_init_info(nccl.nccl_init_info(snapshot, receiver)))
-        engine.update_weights(nccl.nccl_update_info(snapshot))
+        engine.init_transfer_engine(engine.parse_init_info(nccl.nccl_init_info(offered)))
+        engine.update_weights(nccl.nccl_update_info(offered))
         engine.shutdown()
         return model.loaded
 
     with ThreadPoolExecutor(ranks) as pool:
         received = [pool.submit(receive, rank) for rank in range(ranks)]
-        transport.deliver(snapshot, receiver)
+        transport.deliver(offered, receiver)
         return [each.result() for each in received]
 
 
@@ -111,7 +114,7 @@ def check(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def test_every_rank_of_an_engine_gets_every_tensor_in_buckets(no_gpu: type[OverStore]) -> None:
-    transport = nccl.NcclTransport(receivers=2, ranks=2, bucket_bytes=BUCKET)
+    transport = nccl.NcclTransport(ranks=2, bucket_bytes=BUCKET)
     snapshot = transport.publish([*TENSORS.items(), ("tied", TENSORS["embed"])], 1)
     for receiver in (0, 1):
         no_gpu.sent.clear()
@@ -123,20 +126,58 @@ def test_every_rank_of_an_engine_gets_every_tensor_in_buckets(no_gpu: type[OverS
 
 
 def test_a_later_version_and_an_engine_started_anew_are_met_like_the_first(no_gpu: type[OverStore]) -> None:
-    transport = nccl.NcclTransport(receivers=1, ranks=1, bucket_bytes=BUCKET)
+    transport = nccl.NcclTransport(ranks=1, bucket_bytes=BUCKET)
     first = transport.publish(TENSORS.items(), 1)
     for _ in range(2):
         check(*load(transport, first, 0, ranks=1), TENSORS)
+    offered = transport.offer(first, 0)
     transport.release(1)
     with pytest.raises(ValueError, match="version 1 are gone"):
-        transport.deliver(first, 0)
+        transport.deliver(offered, 0)
     newer = {name: tensor + 1 for name, tensor in TENSORS.items()}
     check(*load(transport, transport.publish(newer.items(), 2), 0, ranks=1), newer)
     transport.close()
 
 
+def test_a_load_that_an_engine_died_in_leaves_the_next_one_alone(
+    no_gpu: type[OverStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed import utils
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
+    waits = threading.Event()
+    make_store = utils.create_tcp_store
+
+    def create_tcp_store(*args: Any, **more: Any) -> Any:
+        waits.set()  # the trainer's end listens by now
+        return make_store(*args, **more)
+
+    monkeypatch.setattr(utils, "create_tcp_store", create_tcp_store)
+    transport = nccl.NcclTransport(ranks=1, bucket_bytes=BUCKET)
+    snapshot = transport.publish(TENSORS.items(), 1)
+    lost = transport.offer(snapshot, 0)
+    with ThreadPoolExecutor(1) as pool:
+        delivery = pool.submit(transport.deliver, lost, 0)
+        assert waits.wait(60)
+        # The restarted engine loads the same version.
+        check(*load(transport, snapshot, 0, ranks=1), TENSORS)
+        sender = transport._senders[0]
+        assert not delivery.done()
+        late = NCCLWeightTransferEngine(*worker(0, 1, Model()))
+        late.init_transfer_engine(late.parse_init_info(nccl.nccl_init_info(lost)))
+        with pytest.raises(RuntimeError, match="sending version 1 to engine 0 was given up"):
+            delivery.result(60)
+        late.shutdown()
+    assert transport._senders == {0: sender} and sender.model_update_group is not None
+    with pytest.raises(RuntimeError, match="sending version 1 to engine 0 was given up"):
+        transport.deliver(lost, 0)
+    assert transport._senders == {0: sender}
+    check(*load(transport, snapshot, 0, ranks=1), TENSORS)
+    transport.close()
+
+
 def test_closing_ends_a_delivery_with_an_error(no_gpu: type[OverStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    transport = nccl.NcclTransport(receivers=1, ranks=1, bucket_bytes=BUCKET)
+    transport = nccl.NcclTransport(ranks=1, bucket_bytes=BUCKET)
     snapshot = transport.publish(TENSORS.items(), 1)
     closes = iter([transport.close])
     monkeypatch.setattr(no_gpu, "on_send", staticmethod(lambda: next(closes, lambda: None)()))
@@ -175,11 +216,11 @@ def test_nccl_between_two_gpus() -> None:
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")
-    transport = nccl.NcclTransport(receivers=1, ranks=1, bucket_bytes=BUCKET)
+    transport = nccl.NcclTransport(ranks=1, bucket_bytes=BUCKET)
     tensors = {name: tensor.to("cuda:0") for name, tensor in TENSORS.items()}
     with context.Pool(1) as pool:
         for version in (1, 2):
-            snapshot = transport.publish(tensors.items(), version)
+            snapshot = transport.offer(transport.publish(tensors.items(), version), 0)
             load = pool.apply_async(receive_on_second_gpu, (snapshot,))
             transport.deliver(snapshot, 0)
             check(load.get(timeout=120), TENSORS)
@@ -193,7 +234,7 @@ def receive_on_second_gpu(snapshot: Snapshot) -> dict[str, Tensor]:
     torch.cuda.set_device(1)
     model = Model()
     engine = NCCLWeightTransferEngine(*worker(0, 1, model, "cuda:1"))
-    engine.init_transfer_engine(engine.parse_init_info(nccl.nccl_init_info(snapshot, 0)))
+    engine.init_transfer_engine(engine.parse_init_info(nccl.nccl_init_info(snapshot)))
     engine.update_weights(nccl.nccl_update_info(snapshot))
     engine.shutdown()
     return {name: tensor.cpu() for name, tensor in model.loaded.items()}

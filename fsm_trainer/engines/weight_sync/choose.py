@@ -43,9 +43,9 @@ def choose_transport(
 
 
 def make_transport(
-    name: str, *, bucket_bytes: int, directory: str | os.PathLike[str], receivers: int = 1, ranks: int = 1
+    name: str, *, bucket_bytes: int, directory: str | os.PathLike[str], ranks: int = 1
 ) -> WeightTransport:
-    """The transport of that name. `directory` is for directory; `receivers` engines of `ranks` GPUs each for nccl."""
+    """The transport of that name. `directory` is for directory; `ranks`, the GPUs of each engine, for nccl."""
     if name == SHARED_MEMORY:
         from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
 
@@ -57,7 +57,7 @@ def make_transport(
     if name == NCCL:
         from fsm_trainer.engines.weight_sync.nccl import NcclTransport
 
-        return NcclTransport(receivers=receivers, ranks=ranks, bucket_bytes=bucket_bytes)
+        return NcclTransport(ranks=ranks, bucket_bytes=bucket_bytes)
     assert name == CUDA_IPC, name
     from fsm_trainer.engines.weight_sync.cuda_ipc import CudaIpcTransport
 

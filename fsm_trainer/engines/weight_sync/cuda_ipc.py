@@ -68,9 +68,6 @@ class CudaIpcTransport(WeightTransport):
             version, f"gpu {uuid}", nbytes, CUDA_IPC, encode(describe(tensors), aliases, uuid, copy.handles)
         )
 
-    def deliver(self, snapshot: Snapshot, receiver: int) -> None:
-        """Nothing: engines map the copy by themselves."""
-
     def release(self, version: int) -> None:
         """Let the version's copy be used again; who reads it must have copied by then."""
         import torch

@@ -55,9 +55,6 @@ class DirectoryTransport(WeightTransport):
         self._versions[version] = whole
         return Snapshot(version, str(whole), nbytes, DIRECTORY)
 
-    def deliver(self, snapshot: Snapshot, receiver: int) -> None:
-        """Nothing: engines read the folder by themselves."""
-
     def release(self, version: int) -> None:
         """Remove the version's folder; local readers that mapped it keep what they mapped."""
         folder = self._versions.pop(version, None)

@@ -1,8 +1,8 @@
 """Weights broadcast over NCCL from the trainer's GPU to those of one vLLM engine, through vLLM's weight-transfer API.
 
 Each load has a group of its own, the trainer's rank 0 and every rank of that engine: engines load at different moments,
-and one that was started anew is met like any other. The trainer opens the group's store at a port that the snapshot
-names.
+and one that was started anew is met like any other. The trainer opens the group's store at a port of that load's own,
+which `offer` puts into the snapshot: a load that an engine died in keeps its port until vLLM gives up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import Snapshot
@@ -29,22 +29,28 @@ _BUFFERS = 2
 """Packed buckets under way at once: one is filled while the other is sent."""
 
 
-@dataclass(frozen=True)
-class _Published:
-    tensors: dict[str, Tensor]
-    doors: list[socket.socket]
-    """Sockets that keep a port for each receiver until the group's store listens there."""
+@dataclass(frozen=True, eq=False)
+class _Offer:
+    """One load of one receiver; another one is another object."""
+
+    version: int
+    door: socket.socket
+    """Keeps the port until the group's store listens there."""
+    port: int
 
 
 class NcclTransport(WeightTransport):
     """Keeps a copy of each version on the trainer's GPU and sends it to the engines of this machine."""
 
-    def __init__(self, *, receivers: int, ranks: int, bucket_bytes: int = BUCKET_BYTES) -> None:
-        """There are `receivers` engines of `ranks` GPUs each; tensors are sent in packs of about `bucket_bytes`."""
-        self._receivers, self._ranks, self._bucket_bytes = receivers, ranks, bucket_bytes
-        self._published: dict[int, _Published] = {}
+    def __init__(self, *, ranks: int, bucket_bytes: int = BUCKET_BYTES) -> None:
+        """Each engine has `ranks` GPUs; tensors are sent in packs of about `bucket_bytes`."""
+        self._ranks, self._bucket_bytes = ranks, bucket_bytes
         self._lock = threading.Lock()
+        self._published: dict[int, dict[str, Tensor]] = {}
+        self._offers: dict[int, _Offer] = {}
+        """The newest of each receiver."""
         self._senders: dict[int, Any] = {}
+        """Of each receiver's newest offer, or of the one before while the newest has not met its engine."""
 
     def publish(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> Snapshot:
         """Copy the tensors. Raises ValueError if they are not on one CUDA device, OutOfMemoryError if that is full."""
@@ -56,68 +62,104 @@ class NcclTransport(WeightTransport):
         order = sorted(tensors, key=lambda name: -tensors[name].element_size())
         copies = {name: tensors[name].clone(memory_format=torch.contiguous_format) for name in order}
         torch.cuda.synchronize(device)
-        doors = _reserve_ports(self._receivers)
         self.release(version)
-        self._published[version] = _Published(copies, doors)
-        payload = encode(describe(copies), [door.getsockname()[1] for door in doors], self._ranks, self._bucket_bytes)
+        with self._lock:
+            self._published[version] = copies
+        payload = encode(describe(copies), self._ranks, self._bucket_bytes)
         return Snapshot(version, f"tcp://{_ADDRESS}", sum(t.nbytes for t in copies.values()), NCCL, payload)
+
+    def offer(self, snapshot: Snapshot, receiver: int) -> Snapshot:
+        """The snapshot with a port for this load; an older offer to that engine is void. ValueError if it is released.
+
+        OSError when no port is free.
+        """
+        door = _reserve_port()
+        offer = _Offer(snapshot.version, door, door.getsockname()[1])
+        with self._lock:
+            if snapshot.version not in self._published:
+                door.close()
+                raise _gone(snapshot)
+            # Only now, so that the older load's port is not taken again by this one.
+            if (older := self._offers.get(receiver)) is not None:
+                older.door.close()
+            self._offers[receiver] = offer
+        return at_port(snapshot, offer.port)
 
     def deliver(self, snapshot: Snapshot, receiver: int) -> None:
         """Meet the engine's ranks and broadcast to them. Raises ValueError for a released version.
 
-        RuntimeError when the engine does not come within vLLM's time limit (300 s), or when `close` or a newer load of
-        that engine ended it.
+        RuntimeError when the engine does not come within vLLM's time limit (300 s), or when `close` or a newer offer to
+        that engine made this one void.
         """
         import torch
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        published = self._published.get(snapshot.version)
-        if published is None:
-            raise ValueError(f"weights of version {snapshot.version} are gone: release versions only after loading")
-        info = nccl_init_info(snapshot, receiver)
+        info = nccl_init_info(snapshot)
         del info["rank_offset"]  # the trainer's rank is 0
-        # The engine has all of its last load by now, which the end of the broadcast alone does not say.
-        self._drop(receiver)
-        tensors = dict(published.tensors)
+        offer, tensors = self._begin(snapshot, receiver, info["master_port"])
         with torch.cuda.device(cuda_device(tensors, NCCL)):
-            sender = WeightTransferTrainerFactory.trainer_init(
-                NCCLTrainerInitInfo(**info, rank=0), client=_EngineTold(), source=weight_source(tensors)
-            )
-            with self._lock:
-                self._senders[receiver] = sender
             try:
+                sender = WeightTransferTrainerFactory.trainer_init(
+                    NCCLTrainerInitInfo(**info, rank=0), client=_EngineTold(), source=weight_source(tensors)
+                )
+                self._register(sender, offer, receiver)
                 sender.send_weights()
             finally:
+                offer.door.close()
                 tensors.clear()  # the group stays until the next load; a released version's memory must not
         with self._lock:
             if self._senders.get(receiver) is not sender:
-                raise RuntimeError(f"sending version {snapshot.version} to engine {receiver} was given up")
+                raise _given_up(snapshot.version, receiver)
 
     def release(self, version: int) -> None:
-        """Drop the version's copy."""
-        published = self._published.pop(version, None)
-        for door in published.doors if published is not None else ():
-            door.close()
+        """Drop the version's copy; offers of it are void."""
+        with self._lock:
+            self._published.pop(version, None)
+            for receiver, offer in list(self._offers.items()):
+                if offer.version == version:
+                    self._offers.pop(receiver).door.close()
 
     def close(self) -> None:
         """Drop every copy; a broadcast under way is aborted and raises."""
         for version in list(self._published):
             self.release(version)
-        for receiver in list(self._senders):
-            self._drop(receiver)
-
-    def _drop(self, receiver: int) -> None:
         with self._lock:
-            sender = self._senders.pop(receiver, None)
-        if sender is not None:
+            senders = list(self._senders.values())
+            self._senders.clear()
+        for sender in senders:
             sender.shutdown()
 
+    def _begin(self, snapshot: Snapshot, receiver: int, port: int) -> tuple[_Offer, dict[str, Tensor]]:
+        """The offer that a delivery is of, and what is sent; the group of that engine's load before is ended."""
+        with self._lock:
+            tensors, offer = self._published.get(snapshot.version), self._offers.get(receiver)
+            if tensors is None:
+                raise _gone(snapshot)
+            if offer is None or offer.port != port:
+                raise _given_up(snapshot.version, receiver)
+            last = self._senders.pop(receiver, None)
+        # The engine has all of its last load by now, which the end of the broadcast alone does not say.
+        if last is not None:
+            last.shutdown()
+        return offer, dict(tensors)
 
-def nccl_init_info(snapshot: Snapshot, receiver: int) -> dict[str, Any]:
-    """What vLLM's `init_weight_transfer_engine` takes in engine `receiver`, before each load."""
-    payload = json.loads(snapshot.payload)
-    return {**payload["init"], "master_port": payload["ports"][receiver]}
+    def _register(self, sender: Any, offer: _Offer, receiver: int) -> None:
+        """Note who sends, so that it can be ended; one whose offer is void by now is ended at once."""
+        with self._lock:
+            newest = self._offers.get(receiver) is offer
+            if newest:
+                self._senders[receiver] = sender
+        if not newest:
+            sender.shutdown()
+            raise _given_up(offer.version, receiver)
+
+
+def nccl_init_info(snapshot: Snapshot) -> dict[str, Any]:
+    """What vLLM's `init_weight_transfer_engine` takes before each load, of a snapshot that was offered."""
+    info: dict[str, Any] = json.loads(snapshot.payload)["init"]
+    assert "master_port" in info, "a snapshot is offered before it is loaded"
+    return info
 
 
 def nccl_update_info(snapshot: Snapshot) -> dict[str, Any]:
@@ -126,8 +168,8 @@ def nccl_update_info(snapshot: Snapshot) -> dict[str, Any]:
     return info
 
 
-def encode(description: dict[str, Any], ports: list[int], ranks: int, bucket_bytes: int) -> bytes:
-    """A snapshot's payload: where each receiver meets the trainer, how tensors are packed, and which come."""
+def encode(description: dict[str, Any], ranks: int, bucket_bytes: int) -> bytes:
+    """A published snapshot's payload: who meets, how tensors are packed, and which come."""
     init = {
         "master_address": _ADDRESS,
         "rank_offset": 1,
@@ -136,7 +178,14 @@ def encode(description: dict[str, Any], ports: list[int], ranks: int, bucket_byt
         "packed_buffer_size_bytes": bucket_bytes,
         "packed_num_buffers": _BUFFERS,
     }
-    return json.dumps({"init": init, "ports": ports, "update": description}).encode()
+    return json.dumps({"init": init, "update": description}).encode()
+
+
+def at_port(snapshot: Snapshot, port: int) -> Snapshot:
+    """The snapshot of one load, which says at which port the trainer is met."""
+    payload = json.loads(snapshot.payload)
+    payload["init"]["master_port"] = port
+    return replace(snapshot, payload=json.dumps(payload).encode())
 
 
 class _EngineTold:
@@ -155,14 +204,19 @@ class _EngineTold:
         """Nothing to tell."""
 
 
-def _reserve_ports(count: int) -> list[socket.socket]:
-    """Bound sockets that do not listen: nobody is given their ports, but who asks to reuse one may listen there."""
+def _gone(snapshot: Snapshot) -> ValueError:
+    return ValueError(f"weights of version {snapshot.version} are gone: release versions only after loading")
+
+
+def _given_up(version: int, receiver: int) -> RuntimeError:
+    return RuntimeError(f"sending version {version} to engine {receiver} was given up")
+
+
+def _reserve_port() -> socket.socket:
+    """A bound socket that does not listen: nobody is given its port, but who asks to reuse one may listen there."""
     with ExitStack() as stack:
-        doors = []
-        for _ in range(count):
-            door = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            door.bind((_ADDRESS, 0))
-            doors.append(door)
+        door = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind((_ADDRESS, 0))
         stack.pop_all()
-    return doors
+    return door

@@ -46,9 +46,6 @@ class SharedMemoryTransport(WeightTransport):
         self._fds[version] = fd
         return Snapshot(version, f"/proc/{os.getpid()}/fd/{fd}", size, SHARED_MEMORY)
 
-    def deliver(self, snapshot: Snapshot, receiver: int) -> None:
-        """Nothing: engines map the image by themselves."""
-
     def release(self, version: int) -> None:
         """Close the version's descriptor; readers that mapped it keep what they mapped."""
         fd = self._fds.pop(version, None)

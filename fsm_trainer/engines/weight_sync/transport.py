@@ -22,17 +22,23 @@ BUCKET_BYTES = 64 * 2**20
 class WeightTransport(Protocol):
     """Publishes versions of the weights for rollout engines, until they are released.
 
-    A publish that fails leaves nothing behind. `deliver` may be called by several threads at once, the rest by one.
+    A publish that fails leaves nothing behind. `offer` and `deliver` may be called by several threads at once, the rest
+    by one.
     """
 
     def publish(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> Snapshot:
         """Copy the tensors out as `version` and say where they are; publishing a version again replaces it."""
 
+    def offer(self, snapshot: Snapshot, receiver: int) -> Snapshot:
+        """What engine `receiver` is given for this one load: the snapshot itself where engines read by themselves."""
+        return snapshot
+
     def deliver(self, snapshot: Snapshot, receiver: int) -> None:
-        """Take the trainer's part in the load of engine `receiver`, while that engine loads; return when it is done.
+        """Take the trainer's part in a load, while engine `receiver` loads what it was offered; return when it is done.
 
         Nothing to do where engines read a snapshot by themselves.
         """
+        return
 
     def release(self, version: int) -> None:
         """Free a published version; unknown or already released versions are ignored."""

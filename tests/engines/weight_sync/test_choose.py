@@ -71,7 +71,7 @@ def test_a_directory_may_always_be_asked_for():
 def test_each_is_made_and_touches_nothing_yet(tmp_path):
     kinds = (SharedMemoryTransport, DirectoryTransport, NcclTransport, CudaIpcTransport)
     for name, kind in zip(TRANSPORTS, kinds, strict=True):
-        transport = make_transport(name, bucket_bytes=1 << 26, directory=tmp_path / "weights", receivers=2, ranks=4)
+        transport = make_transport(name, bucket_bytes=1 << 26, directory=tmp_path / "weights", ranks=4)
         assert type(transport) is kind
         transport.close()
     assert list(tmp_path.iterdir()) == []

@@ -9,18 +9,41 @@ import torch
 
 from fsm_trainer.engines.base import Snapshot
 from fsm_trainer.engines.weight_sync import nccl
-from fsm_trainer.engines.weight_sync.nccl import NcclTransport, encode, nccl_init_info, nccl_update_info
+from fsm_trainer.engines.weight_sync.nccl import NcclTransport, at_port, encode, nccl_init_info, nccl_update_info
 from fsm_trainer.engines.weight_sync.on_device import describe
 from fsm_trainer.engines.weight_sync.transport import read_snapshot
 
 TENSORS = {"a": torch.zeros(2, 3, dtype=torch.bfloat16), "scalar": torch.tensor(1.0), "empty": torch.zeros(0, 4)}
 
 
-def test_the_payload_gives_each_engine_its_port_and_all_of_them_the_tensors():
-    payload = encode(describe(TENSORS), [4001, 4002], 4, 1 << 20)
+@pytest.fixture
+def transport(monkeypatch):
+    """Publishes tensors of the CPU, too."""
+    monkeypatch.setattr(nccl, "cuda_device", lambda tensors, transport: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    transport = NcclTransport(ranks=1)
+    yield transport
+    transport.close()
+
+
+def port_of(snapshot):
+    return nccl_init_info(snapshot)["master_port"]
+
+
+def is_free(port):
+    with socket.socket() as other:
+        try:
+            other.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def test_the_payload_gives_one_load_its_port_and_every_load_the_tensors():
+    payload = encode(describe(TENSORS), 4, 1 << 20)
     json.loads(payload)
-    snapshot = Snapshot(1, "", 0, "nccl", payload)
-    assert nccl_init_info(snapshot, 1) == {
+    snapshot = at_port(Snapshot(1, "", 0, "nccl", payload), 4002)
+    assert nccl_init_info(snapshot) == {
         "master_address": "127.0.0.1",
         "master_port": 4002,
         "rank_offset": 1,
@@ -29,7 +52,6 @@ def test_the_payload_gives_each_engine_its_port_and_all_of_them_the_tensors():
         "packed_buffer_size_bytes": 1 << 20,
         "packed_num_buffers": 2,
     }
-    assert nccl_init_info(snapshot, 0)["master_port"] == 4001
     assert nccl_update_info(snapshot) == {
         "names": ["a", "scalar", "empty"],
         "dtype_names": ["bfloat16", "float32", "float32"],
@@ -38,7 +60,7 @@ def test_the_payload_gives_each_engine_its_port_and_all_of_them_the_tensors():
 
 
 def test_weights_on_the_cpu_are_refused_and_leave_nothing():
-    transport = NcclTransport(receivers=2, ranks=1, bucket_bytes=100)
+    transport = NcclTransport(ranks=1, bucket_bytes=100)
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(ValueError, match="nccl takes weights from one CUDA device, but they are on cpu"):
         transport.publish(TENSORS.items(), 1)
@@ -53,31 +75,54 @@ def test_a_snapshot_that_is_sent_cannot_be_read():
         read_snapshot(Snapshot(3, "", 8, "pigeon"))
 
 
-def test_reserved_ports_are_given_to_nobody_but_can_be_listened_on():
-    doors = nccl._reserve_ports(3)
-    ports = [door.getsockname()[1] for door in doors]
-    assert len(set(ports)) == 3
-    for port in ports:
-        with socket.socket() as thief, pytest.raises(OSError, match="in use"):
-            thief.bind(("127.0.0.1", port))
-        with socket.socket() as store:
-            store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            store.bind(("127.0.0.1", port))
-            store.listen()
-            with socket.create_connection(("127.0.0.1", port)):
-                pass
-    for door in doors:
-        door.close()
+def test_the_port_of_an_offer_is_given_to_nobody_but_can_be_listened_on(transport):
+    snapshot = transport.publish(TENSORS.items(), 1)
+    offered = transport.offer(snapshot, 0)
+    assert (offered.version, offered.nbytes, nccl_update_info(offered)) == (1, 16, nccl_update_info(snapshot))
+    port = port_of(offered)
+    assert not is_free(port)
+    with socket.socket() as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(("127.0.0.1", port))
+        store.listen()
+        with socket.create_connection(("127.0.0.1", port)):
+            pass
+
+
+def test_every_load_has_a_port_of_its_own_until_a_newer_one_or_the_release(transport):
+    first, second = (transport.publish(TENSORS.items(), version) for version in (1, 2))
+    before = len(os.listdir("/proc/self/fd"))
+    loads = [(first, 0), (first, 1), (first, 0), (second, 1), (second, 2)]
+    ports = [port_of(transport.offer(*load)) for load in loads]
+    assert ports[2] != ports[0] and ports[3] != ports[1]
+    # The newest of each receiver are kept; what is free may be given out again.
+    assert len({*ports[2:]}) == 3
+    assert not any(map(is_free, ports[2:]))
+    assert len(os.listdir("/proc/self/fd")) == before + 3
+    transport.release(1)
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert not any(map(is_free, ports[3:]))
+    transport.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_was_released_is_not_offered(transport):
+    snapshot = transport.publish(TENSORS.items(), 1)
+    transport.release(1)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(ValueError, match="version 1 are gone: release versions only after loading"):
+        transport.offer(snapshot, 0)
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_publication_is_a_copy_on_the_device():
-    transport = NcclTransport(receivers=1, ranks=1, bucket_bytes=1 << 20)
+    transport = NcclTransport(ranks=1, bucket_bytes=1 << 20)
     weights = torch.arange(6.0, device="cuda").view(2, 3)
     snapshot = transport.publish([("w", weights), ("tied", weights), ("turned", weights.t())], 1)
     weights.zero_()
-    copies = transport._published[1].tensors
+    copies = transport._published[1]
     assert copies.keys() == {"w", "turned"}
     assert copies["turned"].tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
     assert all(copy.is_cuda and copy.is_contiguous() for copy in copies.values())

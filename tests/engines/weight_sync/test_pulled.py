@@ -95,8 +95,9 @@ def test_another_version_at_the_place_is_refused(transport):
         next(read_snapshot(asked))
 
 
-def test_a_delivery_needs_nothing(transport):
+def test_an_engine_is_given_what_was_published_and_a_delivery_needs_nothing(transport):
     snapshot = transport.publish([("w", torch.ones(2))], 2)
+    assert transport.offer(snapshot, 0) is snapshot
     transport.deliver(snapshot, 0)
     assert dict(read_snapshot(snapshot))["w"].tolist() == [1.0, 1.0]
 
