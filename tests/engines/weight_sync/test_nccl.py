@@ -18,7 +18,9 @@ TENSORS = {"a": torch.zeros(2, 3, dtype=torch.bfloat16), "scalar": torch.tensor(
 
 @pytest.fixture
 def transport(monkeypatch):
-    """Publishes tensors of the CPU, too."""
+    """Publishes tensors of the CPU, too; its doors are referred to by others, as by a delivery."""
+    reserve, doors = nccl._reserve_port, []
+    monkeypatch.setattr(nccl, "_reserve_port", lambda: doors.append(reserve()) or doors[-1])
     monkeypatch.setattr(nccl, "cuda_device", lambda tensors, transport: torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     transport = NcclTransport(ranks=1)
