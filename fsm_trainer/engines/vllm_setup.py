@@ -7,11 +7,13 @@ order.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import EngineLost, SamplingParams
@@ -109,7 +111,7 @@ class Setup:
                 raise ValueError(f"--vllm-arg {name} is no argument of vLLM's engine; its documentation lists them")
         if self.transport in OFFICIAL:
             arguments = {**arguments, "weight_transfer_config": WeightTransferConfig(backend=OFFICIAL[self.transport])}
-        with _starting, environment(self._process_environment()):
+        with _starting, environment(self._process_environment()), interrupts_blocked():
             try:
                 return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
             except (RuntimeError, ValueError) as error:  # its process has failed, and said more on standard error
@@ -125,6 +127,17 @@ class Setup:
         names = None if not visible else visible.split(",")
         numbers = [int(device.rpartition(":")[2]) for device in self.devices]
         return {**ours, "CUDA_VISIBLE_DEVICES": ",".join(str(n) if names is None else names[n] for n in numbers)}
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Keep a terminal's Ctrl-C and hang-up from the processes that this thread starts inside: the run ends them."""
+    resource_tracker.ensure_running()  # it unblocks them for the thread that starts it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

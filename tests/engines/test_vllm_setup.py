@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -94,3 +97,19 @@ def test_the_environment_is_as_before_afterwards(monkeypatch: pytest.MonkeyPatch
         assert (os.environ["FSM_TEST_OLD"], os.environ["FSM_TEST_NEW"]) == ("other", "1")
     assert os.environ["FSM_TEST_OLD"] == "old"
     assert "FSM_TEST_NEW" not in os.environ
+
+
+def test_a_terminals_signals_do_not_reach_the_processes_that_are_started() -> None:
+    # In a fresh interpreter, where multiprocessing's tracker, which unblocks them, does not run yet.
+    script = """
+import signal, subprocess, sys
+from multiprocessing import resource_tracker
+from fsm_trainer.engines.vllm_setup import interrupts_blocked
+show = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+with interrupts_blocked():
+    resource_tracker.ensure_running()
+    subprocess.run([sys.executable, "-c", show], check=True)
+subprocess.run([sys.executable, "-c", show], check=True)
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == [str(sorted([signal.SIGINT, signal.SIGHUP])), "[]"]
