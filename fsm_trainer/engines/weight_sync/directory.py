@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from fsm_trainer.engines.base import Snapshot
-from fsm_trainer.engines.weight_sync.image import read_images, split_tied, write_image
+from fsm_trainer.engines.weight_sync.image import no_room, read_images, split_tied, write_image
 from fsm_trainer.engines.weight_sync.transport import BUCKET_BYTES, DIRECTORY, WeightTransport
 
 if TYPE_CHECKING:
@@ -42,18 +42,10 @@ class DirectoryTransport(WeightTransport):
     def publish(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> Snapshot:
         """Write one folder. Raises OSError when the file system is full or refuses."""
         tensors, aliases = split_tied(named_tensors)
-        folder = self._own_folder()
-        part, whole = folder / f".part-{version:06d}", folder / f"version-{version:06d}"
-        part.mkdir()
         try:
-            nbytes = self._write(part, tensors, aliases, version)
-            self.release(version)
-            part.rename(whole)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
-        self._versions[version] = whole
-        return Snapshot(version, str(whole), nbytes, DIRECTORY)
+            return self._publish(self._own_folder(), tensors, aliases, version)
+        except OSError as error:
+            raise no_room(error, tensors.values(), version, f"in {self._root}") from error
 
     def release(self, version: int) -> None:
         """Remove the version's folder; local readers that mapped it keep what they mapped."""
@@ -70,6 +62,19 @@ class DirectoryTransport(WeightTransport):
             with suppress(OSError):  # others may publish there, too
                 self._root.rmdir()
         self._folder = self._owner = None
+
+    def _publish(self, folder: Path, tensors: dict[str, Tensor], aliases: dict[str, str], version: int) -> Snapshot:
+        part, whole = folder / f".part-{version:06d}", folder / f"version-{version:06d}"
+        part.mkdir()
+        try:
+            nbytes = self._write(part, tensors, aliases, version)
+            self.release(version)
+            part.rename(whole)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        self._versions[version] = whole
+        return Snapshot(version, str(whole), nbytes, DIRECTORY)
 
     def _write(self, folder: Path, tensors: dict[str, Tensor], aliases: dict[str, str], version: int) -> int:
         """Write every shard and, last, the index; returns the bytes of the shards."""

@@ -28,6 +28,16 @@ _DTYPES = {
 }
 
 
+def no_room(error: OSError, tensors: Iterable[Tensor], version: int, where: str) -> OSError:
+    """The system's error of a publish that failed, with what it was about, for users."""
+    need = sum(tensor.nbytes for tensor in tensors) / 1e6
+    return OSError(
+        error.errno,
+        f"{error.strerror}: the weights of version {version} need {need:.0f} MB {where}; free some, or use another "
+        f"policy_sync_transport",
+    )
+
+
 def split_tied(named_tensors: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Separate the tensors to store, detached, from further names: {name: the name that it shares a tensor with}."""
     tensors: dict[str, Tensor] = {}

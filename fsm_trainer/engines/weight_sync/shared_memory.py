@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fsm_trainer.engines.base import Snapshot
-from fsm_trainer.engines.weight_sync.image import split_tied, write_image
+from fsm_trainer.engines.weight_sync.image import no_room, split_tied, write_image
 from fsm_trainer.engines.weight_sync.transport import BUCKET_BYTES, SHARED_MEMORY, WeightTransport
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class SharedMemoryTransport(WeightTransport):
                 size = write_image(file, tensors, aliases, version, self._bucket_bytes)
         except OSError as error:
             os.close(fd)
-            raise _no_room(error, tensors, version) from error
+            raise no_room(error, tensors.values(), version, "of shared memory") from error
         except BaseException:
             os.close(fd)
             raise
@@ -69,12 +69,3 @@ class SharedMemoryTransport(WeightTransport):
         fd, path = tempfile.mkstemp(prefix=f"fsm-weights-{version}-")
         os.unlink(path)
         return fd
-
-
-def _no_room(error: OSError, tensors: dict[str, Tensor], version: int) -> OSError:
-    need = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
-    return OSError(
-        error.errno,
-        f"{error.strerror}: the weights of version {version} need {need:.0f} MB of shared memory; free some, or use "
-        f"another policy_sync_transport",
-    )

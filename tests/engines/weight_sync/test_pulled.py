@@ -194,5 +194,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(kind, tmp_path):
     assert done.returncode == 0, done.stderr
     *errors, last = done.stdout.splitlines()
     assert [error.split()[0] for error in errors] == ["28", "28"], "ENOSPC, and not a SIGBUS"
-    assert all("No space left on device" in error for error in errors)
+    where = {"file": "of shared memory", "directory": "in DISK"}[kind]
+    said = f"No space left on device: the weights of version 2 need 4 MB {where}; free some, or use another"
+    assert all(said in error for error in errors)
     assert last == "room again"
