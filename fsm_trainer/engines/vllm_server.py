@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsm_trainer.engines.base import EngineLost, SamplingParams, Snapshot
 from fsm_trainer.engines.hf_model import checkpoint_special_tokens
@@ -24,9 +24,13 @@ from fsm_trainer.engines.vllm_worker import METHOD, PATH, REPORT, bytes_read, wr
 if TYPE_CHECKING:
     import httpx
 
+T = TypeVar("T")
 GENERATE = "/inference/v1/generate"
+_HEALTH = "/health"
 _START = "start it with python -m fsm_trainer.engines.vllm_serve"
 _POLL_S = 0.5
+_LOOK_S = 5.0
+"""How often it is looked at whether the server is well, while it takes its time for anything but a generation."""
 _CONNECT_S = 10.0
 """For a connection, and for an answer to whether the server is up."""
 _KEPT_S = 2.0
@@ -165,7 +169,7 @@ class ServerBackend:
         tell = self._on_wait
         while True:
             try:
-                await self._get("/health", timeout=_CONNECT_S)
+                await self._get(_HEALTH, timeout=_CONNECT_S)
                 return
             except EngineLost as error:
                 if time.perf_counter() > until:
@@ -226,7 +230,7 @@ class ServerBackend:
             raise RuntimeError("the vLLM server is not connected, or closed")
         where = self._where
         try:
-            answer = await self._client.request(method, path, **options)
+            answer = await self._watched(self._client, path, self._client.request(method, path, **options))
         except httpx.HTTPError as error:
             raise EngineLost(f"{where} does not answer {path}: {str(error) or type(error).__name__}") from error
         if answer.status_code in (httpx.codes.NOT_FOUND, httpx.codes.FORBIDDEN):
@@ -241,6 +245,23 @@ class ServerBackend:
             return answer.json() if answer.content else None
         except ValueError as error:
             raise EngineLost(f"{said}, which is no JSON") from error
+
+    async def _watched(self, client: httpx.AsyncClient, path: str, request: Coroutine[Any, Any, T]) -> T:
+        """What comes of a request. EngineLost when the server's vLLM dies amid one of which it never says so itself."""
+        import httpx
+
+        if path in (GENERATE, _HEALTH):
+            return await request
+        answer = asyncio.ensure_future(request)
+        try:
+            while not (await asyncio.wait({answer}, timeout=_LOOK_S))[0]:
+                with suppress(httpx.TimeoutException):  # busy, or stopped: how long that may take is the deadline's
+                    health = await client.get(_HEALTH, timeout=_CONNECT_S)
+                    if health.is_server_error:
+                        raise EngineLost(f"{self._where} answers {_HEALTH} with {health.status_code} during {path}")
+            return answer.result()
+        finally:
+            answer.cancel()
 
 
 def _completion(choice: dict[str, Any]) -> Completion:

@@ -266,6 +266,26 @@ def test_weights_that_a_worker_cannot_read_are_told_in_its_words(
         engine.load_weights(SNAPSHOT)
 
 
+@pytest.mark.parametrize("path", ["/collective_rpc", "/reset_prefix_cache"])
+def test_a_server_whose_vllm_dies_during_a_load_is_lost(
+    server: FakeVLLMServer, engine: VLLMRolloutEngine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("fsm_trainer.engines.vllm_server._LOOK_S", 0.001)
+    answers = iter([(200, b""), (503, b"")])
+    server.answers |= {path: server.never, "/health": lambda _: next(answers)}
+    with pytest.raises(EngineLost, match=f"answers /health with 503 during {path}"):
+        engine.load_weights(SNAPSHOT)
+
+
+def test_a_server_that_is_gone_during_a_load_is_lost(
+    server: FakeVLLMServer, engine: VLLMRolloutEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsm_trainer.engines.vllm_server._LOOK_S", 0.001)
+    server.answers |= {"/collective_rpc": server.never, "/health": lambda _: None}
+    with pytest.raises(EngineLost, match="does not answer /collective_rpc"):
+        engine.load_weights(SNAPSHOT)
+
+
 def test_a_server_that_does_not_answer_can_be_given_up(server: FakeVLLMServer, engine: VLLMRolloutEngine) -> None:
     reached = threading.Event()
 
