@@ -46,7 +46,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> LocalBackend:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, exceptions.__name__, exceptions)
     monkeypatch.setattr("fsm_trainer.engines.vllm_local._LOOK_S", 0.001)
-    return LocalBackend(Setup("ckpt", SamplingParams(), ("cpu",), "float32", 8, None, 1, 0, "shared-memory"), 0, {})
+    return LocalBackend(Setup("ckpt", SamplingParams(), ("cpu",), "float32", 8, None, 1, 0, "shared-memory"), {})
 
 
 @pytest.mark.parametrize("method", ["pause", "reset_prefix_cache", "weight_version", "resume"])
