@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +19,7 @@ from fsm_trainer.engines.hf_model import checkpoint_special_tokens
 from fsm_trainer.engines.vllm_requests import SCORING_ARGUMENTS, Completion, logprobs_mode
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.vllm_versions import check_version
-from fsm_trainer.engines.vllm_worker import METHOD, PATH, REPORT, bytes_read, written
+from fsm_trainer.engines.vllm_worker import METHOD, PATH, REPORT, SHAPE_METHOD, bytes_read, model_shape, written
 
 if TYPE_CHECKING:
     import httpx
@@ -53,6 +53,8 @@ def vllm_server_engine(
 
     A server that is not up is waited for; `on_wait` is told once why it seems not to be.
     """
+    from transformers import AutoConfig
+
     backend = ServerBackend(
         base_url,
         sampling,
@@ -60,6 +62,7 @@ def vllm_server_engine(
         max_model_len=max_model_len,
         start_timeout_s=start_timeout_s,
         on_wait=on_wait,
+        shape=model_shape(AutoConfig.from_pretrained(ckpt)),
     )
     return VLLMRolloutEngine(backend, sampling, checkpoint_special_tokens(ckpt).eos)
 
@@ -76,14 +79,16 @@ class ServerBackend:
         max_model_len: int,
         start_timeout_s: float,
         on_wait: Callable[[str], None] | None = None,
+        shape: Mapping[str, int] | None = None,
     ) -> None:
-        """Keep the settings; nothing is sent before `open`."""
+        """Keep the settings; nothing is sent before `open`. Without the model's `shape` any model is taken."""
         self.url = base_url.rstrip("/").removesuffix("/v1")
         self.positions = max_model_len + 1
         self._wanted = {"logprobs_mode": logprobs_mode(sampling), "dtype": dtype, "worker_extension_cls": PATH}
         self._needed = max_model_len
         self._start_timeout_s = start_timeout_s
         self._on_wait = on_wait
+        self._shape = dict(shape or {})
         self._client: httpx.AsyncClient | None = None
 
     async def open(self) -> dict[str, float]:
@@ -203,6 +208,17 @@ class ServerBackend:
                 f"completion; {_START} --max-model-len {self.positions}"
             )
         self.positions = min(self.positions, longest)
+        await self._check_model()
+
+    async def _check_model(self) -> None:
+        """ValueError for another model, whose weights would end vLLM part way through the first load."""
+        answer = await self._post("/collective_rpc", json={"method": SHAPE_METHOD})
+        with self._reading("/collective_rpc"):
+            served = dict(answer["results"][0])
+        for name, wanted in self._shape.items():
+            if served.get(name) != wanted:
+                has = f"serves a model of {name} {served.get(name)}"
+                raise ValueError(f"{self._where} {has}, expected {wanted} as in --ckpt; {_START} and that model")
 
     @property
     def _where(self) -> str:

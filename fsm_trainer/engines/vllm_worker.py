@@ -21,8 +21,11 @@ PATH = f"{__name__}.WeightReceiver"
 """How vLLM finds the class."""
 METHOD = "fsm_load_weights"
 """The method as `collective_rpc` names it."""
+SHAPE_METHOD = "fsm_model_shape"
+"""The method that says what model is served."""
 REPORT = ("nbytes", "error", "half_loaded")
-"""What it returns."""
+"""What the one that loads returns."""
+_SHAPE = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 HALF_LOADED = "an earlier load of weights ended part way"
 MUST_RESTART = "vLLM cannot be mended, and must be started anew"
 _log = logging.getLogger(__name__)
@@ -32,6 +35,12 @@ def written(snapshot: Snapshot) -> str:
     """A snapshot as text, for `collective_rpc`: a server takes nothing else."""
     fields = {**vars(snapshot), "payload": base64.b64encode(snapshot.payload).decode()}
     return json.dumps(fields)
+
+
+def model_shape(config: Any) -> dict[str, int]:
+    """The sizes of a model's configuration (transformers' own) by which others than its weights do not fit."""
+    text = config.get_text_config()
+    return {name: int(getattr(text, name)) for name in _SHAPE if isinstance(getattr(text, name, None), int)}
 
 
 def bytes_read(results: Sequence[Mapping[str, Any]]) -> int:
@@ -50,6 +59,11 @@ class WeightReceiver:
 
     fsm_half_loaded = False
     """Whether a load ended part way: vLLM has taken its model apart then, and cannot put it together again."""
+
+    def fsm_model_shape(self) -> dict[str, int]:
+        """Sizes of the model that is served."""
+        worker: Any = self
+        return model_shape(worker.model_config.hf_config)
 
     def fsm_load_weights(self, snapshot: str) -> dict[str, Any]:
         """Replace the model's weights by a snapshot's, layer by layer; returns the bytes read, or what went wrong.

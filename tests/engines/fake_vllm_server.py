@@ -8,7 +8,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from fsm_trainer.engines.vllm_worker import PATH
+from fsm_trainer.engines.vllm_worker import PATH, SHAPE_METHOD
 
 Answer = tuple[int, Any] | Callable[[Any], tuple[int, Any] | None]
 """Status and body (bytes as they are, anything else as JSON), or what makes them of a request's body; None: hang up."""
@@ -38,7 +38,7 @@ class FakeVLLMServer:
             "/abort_requests": (200, {"status": "aborted"}),
             "/pause": (200, {"status": "paused"}),
             "/resume": (200, {"status": "resumed"}),
-            "/collective_rpc": (200, {"results": [{"nbytes": 12, "error": None, "half_loaded": False}]}),
+            "/collective_rpc": self._call,
             "/update_weight_version": self._tag,
             "/weight_info": lambda _: (200, {"weight_version": self.tag}),
             "/reset_prefix_cache": (200, {"success": True}),
@@ -74,6 +74,11 @@ class FakeVLLMServer:
     def never(self, _: Any) -> None:
         """An answer that does not come."""
         self.silent.wait()
+
+    def _call(self, body: Any) -> tuple[int, Any]:
+        if body["method"] == SHAPE_METHOD:
+            return 200, {"results": [{"vocab_size": 20, "hidden_size": 64}]}
+        return 200, {"results": [{"nbytes": 12, "error": None, "half_loaded": False}]}
 
     def _tag(self, body: Any) -> tuple[int, Any]:
         self.tag = body["new_version"]

@@ -64,6 +64,7 @@ def test_start_checks_the_server_and_clears_what_an_earlier_run_left(server: Fak
         "/health",
         "/version",
         "/server_info?config_format=json",
+        "/collective_rpc",
         "/abort_requests",
         "/resume",
         GENERATE,
@@ -176,6 +177,19 @@ def test_a_server_that_serves_just_the_longest_sample_is_good(server: FakeVLLMSe
     # To score the longest sample would take one position more.
     assert engine.score([(1,) * 59], 1.0) is not None
     assert engine.score([(1,) * 60], 1.0) is None
+    engine.close()
+
+
+def test_a_server_of_another_model_is_refused_before_its_weights_are_touched(server: FakeVLLMServer) -> None:
+    given: dict[str, Any] = {"dtype": "float32", "max_model_len": 60, "start_timeout_s": LIMIT_S}
+    backend = ServerBackend(server.url, SAMPLING, **given, shape={"vocab_size": 20, "hidden_size": 32})
+    engine = VLLMRolloutEngine(backend, SAMPLING, (2,))
+    with pytest.raises(ValueError, match="serves a model of hidden_size 64, expected 32 as in --ckpt; start it with"):
+        engine.start()
+    engine.close()
+    backend = ServerBackend(server.url, SAMPLING, **given, shape={"vocab_size": 20, "hidden_size": 64})
+    engine = VLLMRolloutEngine(backend, SAMPLING, (2,))
+    engine.start()
     engine.close()
 
 

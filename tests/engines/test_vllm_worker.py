@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import Qwen3Config
 
 from fsm_trainer.engines.base import EngineLost, Snapshot
-from fsm_trainer.engines.vllm_worker import METHOD, PATH, WeightReceiver, bytes_read, written
+from fsm_trainer.engines.vllm_worker import METHOD, PATH, SHAPE_METHOD, WeightReceiver, bytes_read, model_shape, written
 from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)}
@@ -42,6 +44,14 @@ def test_the_class_and_its_method_are_where_vllm_is_told_to_look() -> None:
     module, _, name = PATH.rpartition(".")
     assert (module, name) == (WeightReceiver.__module__, WeightReceiver.__name__)
     assert callable(getattr(WeightReceiver, METHOD))
+
+
+def test_a_worker_says_the_sizes_of_its_model() -> None:
+    worker, config = Worker(), Qwen3Config(vocab_size=20, hidden_size=64, num_hidden_layers=2)
+    worker.model_config = SimpleNamespace(hf_config=config)  # type: ignore[attr-defined]
+    shape = getattr(worker, SHAPE_METHOD)()
+    assert shape == model_shape(config)
+    assert (shape["vocab_size"], shape["hidden_size"], shape["num_hidden_layers"]) == (20, 64, 2)
 
 
 def test_a_snapshot_crosses_as_text_and_is_read_whole(snapshot: Snapshot) -> None:
