@@ -54,7 +54,7 @@ def check_filters(sampling: SamplingParams) -> None:
 
     It gives them either of the filtered distribution at the sampling temperature, or of the whole one at temperature 1.
     """
-    if (sampling.top_p < 1.0 or sampling.top_k > 0) and sampling.temperature != 1.0:
+    if _filters(sampling) and sampling.temperature != 1.0:
         raise ValueError(
             f"temperature {sampling.temperature:g} with top_p {sampling.top_p:g} and top_k {sampling.top_k}: vLLM has "
             f"the policy's logprobs before these filters at temperature 1 only; set --temperature 1 or switch them off"
@@ -63,8 +63,11 @@ def check_filters(sampling: SamplingParams) -> None:
 
 def logprobs_mode(sampling: SamplingParams) -> str:
     """The mode of vLLM that gives the policy's logprobs at the sampling temperature, before filters."""
-    filters = sampling.top_p < 1.0 or sampling.top_k > 0
-    return "raw_logprobs" if filters or sampling.temperature == 0.0 else "processed_logprobs"
+    return "raw_logprobs" if _filters(sampling) or sampling.temperature == 0.0 else "processed_logprobs"
+
+
+def _filters(sampling: SamplingParams) -> bool:
+    return sampling.top_p < 1.0 or sampling.top_k > 0
 
 
 def requested(sampling: SamplingParams) -> int:

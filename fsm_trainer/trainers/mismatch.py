@@ -17,9 +17,10 @@ import structlog
 
 from fsm_trainer.config import TrainConfig
 from fsm_trainer.core.batch import AsyncTrainBatch
-from fsm_trainer.core.events import Record, RecordKind
+from fsm_trainer.core.events import Record
 from fsm_trainer.engines.base import Rollout, Scores, TrainEngine
 from fsm_trainer.engines.logprob_gap import GapLimit, LogprobGap, LogprobMismatch
+from fsm_trainer.trainers.sync_costs import load_row, loads_among
 
 PROBE_TOKENS = 256
 """Tokens of a probe sequence at most."""
@@ -140,25 +141,13 @@ class MismatchGate:
     def probe_rows(self, records: Sequence[Record]) -> list[Record]:
         """The log's metric rows of the loads among these records: the probe's gap, by engine and version."""
         return [
-            Record(
-                seq=-1,
-                t_ns=load.t_ns,
-                kind=RecordKind.METRIC,
-                machine="engine",
-                cause_seq=load.seq,
-                engine=load.engine,
-                rollout_version_last=load.rollout_version_last,
-                value=value,
-                reason=name,
-                numerator=numerator,
-                denominator=denominator,
-            )
-            for load in records
-            if load.kind is RecordKind.VERSION and load.trigger == "load" and load.engine in self.gaps
+            load_row(load, name, value, rate)
+            for load in loads_among(records)
+            if load.engine in self.gaps
             for gap in [self.gaps[load.engine]]
-            for name, value, numerator, denominator in (
-                ("probe_gap", gap.mean, gap.absolute, float(gap.tokens)),
-                ("probe_gap_max", gap.largest, None, None),
+            for name, value, rate in (
+                ("probe_gap", gap.mean, (gap.absolute, float(gap.tokens))),
+                ("probe_gap_max", gap.largest, None),
             )
         ]
 

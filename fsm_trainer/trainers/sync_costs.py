@@ -25,22 +25,35 @@ class SyncCosts:
     def rows(self, records: Sequence[Record]) -> list[Record]:
         """The log's metric rows of the loads among these records. A part that took nothing, or is unknown, has none."""
         return [
-            Record(
-                seq=-1,
-                t_ns=load.t_ns,
-                kind=RecordKind.METRIC,
-                machine="engine",
-                cause_seq=load.seq,
-                engine=load.engine,
-                rollout_version_last=load.rollout_version_last,
-                value=value,
-                reason=name,
-            )
-            for load in records
-            if load.kind is RecordKind.VERSION and load.trigger == "load" and load.engine in self._loaded
+            load_row(load, name, value)
+            for load in loads_among(records)
+            if load.engine in self._loaded
             for name, value in _costs(self._loaded[load.engine])
             if value > 0
         ]
+
+
+def loads_among(records: Sequence[Record]) -> list[Record]:
+    """The records that say that an engine has loaded a version."""
+    return [record for record in records if record.kind is RecordKind.VERSION and record.trigger == "load"]
+
+
+def load_row(load: Record, name: str, value: float, rate: tuple[float, float] | None = None) -> Record:
+    """The log's metric row of a load; `rate` is the numerator and denominator of one that is a rate."""
+    numerator, denominator = rate or (None, None)
+    return Record(
+        seq=-1,
+        t_ns=load.t_ns,
+        kind=RecordKind.METRIC,
+        machine="engine",
+        cause_seq=load.seq,
+        engine=load.engine,
+        rollout_version_last=load.rollout_version_last,
+        value=value,
+        reason=name,
+        numerator=numerator,
+        denominator=denominator,
+    )
 
 
 def _costs(loaded: Loaded) -> tuple[tuple[str, float], ...]:
