@@ -6,6 +6,7 @@ A preset's files are made in a scratch folder and checked there, so that a refus
 
 from __future__ import annotations
 
+import difflib
 import json
 import shutil
 import tempfile
@@ -25,6 +26,7 @@ from fsm_trainer.data.datasets import Rows
 from fsm_trainer.data.reasoning_gym import default_reward_for
 from fsm_trainer.presets import prepare_preset
 from fsm_trainer.trainers.engines import transport_of
+from fsm_trainer.trainers.metric_names import METRICS, find
 
 
 @dataclass
@@ -79,6 +81,7 @@ def prepare(config: TrainConfig, *, reward_fn: GivenRewards | None = None, datas
     config = resolve(config, cuda_devices)
     check_machine(config, cuda_devices, provided)
     transport_of(config)  # refuses one that cannot be
+    _check_best(config)
     # The files of a resumed run's preset lie in the folder of the run before.
     if config.preset is None or point is not None:
         inputs = check_inputs(config, reward_fn=reward_fn, dataset=dataset)
@@ -113,6 +116,7 @@ def prepare_for_queue(config: TrainConfig) -> Prepared:
     config = resolve(config.model_copy(update={"rollout_engine": "hf"}), cuda_devices)
     check_machine(config, cuda_devices, provided)
     transport_of(config)
+    _check_best(config)
     check_model(config)
     _go_on(point, config, None)
     return Prepared(locate(config), None, resume=point)
@@ -127,6 +131,14 @@ def _resumed(config: TrainConfig) -> tuple[TrainConfig, ResumePoint | None]:
     config = TrainConfig.build(point.settings(given))
     point.check_fixed(config)
     return config, point
+
+
+def _check_best(config: TrainConfig) -> None:
+    """ConfigError for a name that no run has among its metrics; whether this one has it, its first step says."""
+    if config.save_best is not None and find(config.save_best) is None:
+        near = difflib.get_close_matches(config.save_best, [metric.name for metric in METRICS], n=3)
+        meant = f"did you mean {' or '.join(near)}?" if near else "docs/metrics.md lists them"
+        raise ConfigError(f"--save-best is {config.save_best}, which is not the name of a metric; {meant}")
 
 
 def _check_given(point: ResumePoint, config: TrainConfig, provided: frozenset[str]) -> None:

@@ -374,10 +374,21 @@ def test_only_the_newest_and_the_best_are_kept(make_config: Make) -> None:
     )
 
 
-def test_an_unknown_best_is_said_at_the_first_step(make_config: Make) -> None:
-    result = train(make_config(algo="grpo", save_total_limit=1, save_best="accuracy"))
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("reward_meen", "did you mean reward_mean or "), ("accuracy", "docs/metrics.md lists them")],
+)
+def test_a_best_that_is_no_metric_is_refused_before_the_run(make_config: Make, name: str, meant: str) -> None:
+    config = make_config(algo="grpo", save_total_limit=1, save_best=name)
+    with pytest.raises(ValueError, match=f"--save-best is {name}, which is not the name of a metric; {meant}"):
+        train(config)
+    assert not Path(str(config.output_dir)).exists()
+
+
+def test_a_best_that_this_run_does_not_have_is_said_at_the_first_step(make_config: Make) -> None:
+    result = train(make_config(algo="grpo", save_total_limit=1, save_best="kl"))
     assert result.outcome == "failed"
-    assert "--save-best is accuracy, expected one of" in result.message
+    assert "--save-best is kl, expected one of" in result.message
     assert "reward_mean" in result.message
 
 
