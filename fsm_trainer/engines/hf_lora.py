@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fsm_trainer.engines.hf_model import LOADING
+from fsm_trainer.engines.hf_model import LOADING, load_config
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -76,6 +76,16 @@ def attach_lora(model: PreTrainedModel, settings: LoraSettings, seed: int = 0) -
         adapted.peft_config["default"].base_model_name_or_path = str(Path(model.name_or_path).absolute())
     adapted.eval()
     return adapted
+
+
+def check_targets(ckpt: str, targets: tuple[str, ...]) -> None:
+    """ValueError when one of them is no layer of the checkpoint's model, whose weights are not read."""
+    from transformers import AutoModelForCausalLM
+
+    config = load_config(ckpt)
+    with LOADING, torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    _check_targets(model, targets)
 
 
 def trained_parameters(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -25,7 +25,7 @@ from fsm_trainer.core.config import SchedulerConfig
 from fsm_trainer.data.datasets import Rows
 from fsm_trainer.data.reasoning_gym import default_reward_for
 from fsm_trainer.presets import prepare_preset
-from fsm_trainer.trainers.engines import transport_of
+from fsm_trainer.trainers.engines import lora_settings, transport_of
 from fsm_trainer.trainers.metric_names import METRICS, find
 
 
@@ -85,6 +85,7 @@ def prepare(config: TrainConfig, *, reward_fn: GivenRewards | None = None, datas
     # The files of a resumed run's preset lie in the folder of the run before.
     if config.preset is None or point is not None:
         inputs = check_inputs(config, reward_fn=reward_fn, dataset=dataset)
+        _check_adapted_layers(config)
         _go_on(point, config, inputs)
         return Prepared(locate(config), inputs, resume=point)
     scratch = tempfile.TemporaryDirectory(prefix="fsm-train-")
@@ -92,6 +93,7 @@ def prepare(config: TrainConfig, *, reward_fn: GivenRewards | None = None, datas
         made, final = Path(scratch.name) / "preset", Path(str(config.output_dir)).absolute() / "preset"
         trial = prepare_preset(config, made, provided)
         inputs = check_inputs(trial, reward_fn=reward_fn, dataset=dataset)
+        _check_adapted_layers(trial)
     except BaseException:
         scratch.cleanup()
         raise
@@ -118,6 +120,7 @@ def prepare_for_queue(config: TrainConfig) -> Prepared:
     transport_of(config)
     _check_best(config)
     check_model(config)
+    _check_adapted_layers(config)
     _go_on(point, config, None)
     return Prepared(locate(config), None, resume=point)
 
@@ -139,6 +142,21 @@ def _check_best(config: TrainConfig) -> None:
         near = difflib.get_close_matches(config.save_best, [metric.name for metric in METRICS], n=3)
         meant = f"did you mean {' or '.join(near)}?" if near else "docs/metrics.md lists them"
         raise ConfigError(f"--save-best is {config.save_best}, which is not the name of a metric; {meant}")
+
+
+def _check_adapted_layers(config: TrainConfig) -> None:
+    """ConfigError if --lora-target-modules names a layer that the model does not have."""
+    if config.lora_target_modules is None:
+        return
+    # Imports torch.
+    from fsm_trainer.engines.hf_lora import check_targets
+
+    lora = lora_settings(config)
+    assert lora is not None and config.ckpt is not None, config
+    try:
+        check_targets(config.ckpt, lora.target_modules)
+    except ValueError as error:
+        raise ConfigError(one_line(error)) from error
 
 
 def _check_given(point: ResumePoint, config: TrainConfig, provided: frozenset[str]) -> None:

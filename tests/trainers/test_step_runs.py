@@ -44,11 +44,10 @@ def test_adapters_are_trained_served_and_saved(make_config: Make, model: Path, m
     assert not torch.equal(merged(ids).logits, before)
 
 
-def test_a_layer_that_is_not_there_fails_the_run_with_the_names(make_config: Make) -> None:
-    # In a process: a thread that is loading a model when the trainer fails cannot be ended.
-    config = make_config(lora_rank=2, lora_target_modules="c_attn", rollout_host="process")
-    result = AsyncPolicyTrainer(config, reward_fn=varied_reward, dataset=ROWS).fit()
-    assert result.exit_code == 1
-    assert (
-        "lora_target_modules names 'c_attn', which matches no layer of the Qwen3ForCausalLM; it has" in result.message
-    )
+def test_a_layer_that_is_not_there_is_refused_with_the_names(make_config: Make) -> None:
+    config = make_config(lora_rank=2, lora_target_modules="q_proj, c_attn")
+    with pytest.raises(
+        ValueError, match=r"names 'c_attn', which matches no layer of the Qwen3ForCausalLM; it has .*q_proj"
+    ):
+        fit(config)
+    assert not Path(str(config.output_dir)).exists()
