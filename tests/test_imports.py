@@ -27,6 +27,7 @@ ROOMS: dict[str, set[str]] = {
         "algorithms.objective",
         "algorithms.advantages",
         "engines.vllm_versions",
+        "engines.vllm_fields",
     },
     "presets": {"config", "engines.tiny"},
     "replay": {"core", "eventlog"},

@@ -22,6 +22,7 @@ from fsm_trainer.config.engine_settings import check_engines, engine_warnings
 from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
 from fsm_trainer.config.groups import tracker_names
 from fsm_trainer.config.train_config import TrainConfig
+from fsm_trainer.config.vllm_args import check_known_args
 from fsm_trainer.data.builtin_rewards import PREFIX as BUILTIN
 from fsm_trainer.data.datasets import DATASET_FORMS, LOADER_FUNCTION, Rows
 from fsm_trainer.data.prompts import PromptSource
@@ -30,6 +31,7 @@ from fsm_trainer.data.reward_specs import split_specs
 from fsm_trainer.data.rewards import REWARD_FUNCTION
 from fsm_trainer.data.tokenizer import load_tokenizer
 from fsm_trainer.data.user_code import load_function, split_spec
+from fsm_trainer.engines.vllm_fields import engine_fields
 from fsm_trainer.engines.vllm_versions import check_vllm
 
 _REQUIRED = {
@@ -130,6 +132,8 @@ def _check_engine(config: TrainConfig) -> None:
         check_engines(config)
         if config.rollout_engine == "vllm" and not config.base_urls:
             check_vllm()
+            if config.vllm_arg and (fields := engine_fields()) is not None:
+                check_known_args(config.vllm_arg, fields)
     except ValueError as error:
         raise ConfigError(one_line(error)) from error
 

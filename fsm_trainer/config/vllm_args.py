@@ -1,17 +1,20 @@
-"""Arguments that pass through to vLLM's engine: from `KEY=VALUE` texts or a file's section to a mapping, and which of
-them the run decides itself.
+"""Arguments that pass through to vLLM's engine: from `KEY=VALUE` texts or a file's section to a mapping, which of them
+the run decides itself, and which the installed vLLM does not take.
 
-Which arguments there are is vLLM's affair: the engine refuses at its start what it does not know.
+What their values mean is vLLM's affair: it refuses at its start what it cannot use.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 from pydantic_core import PydanticCustomError
+
+from fsm_trainer.engines.vllm_fields import Fields
 
 SECTION = "vllm"
 """What a configuration file calls these arguments."""
@@ -34,6 +37,14 @@ _OURS = frozenset(
 )
 """Arguments that have one right value in a run."""
 _EXPECTED = "KEY=VALUE, an argument of vLLM's engine such as enforce-eager=true"
+_TYPES: dict[str, tuple[type, str]] = {
+    "bool": (bool, "true or false"),
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "str": (str, "text (in quotes, where it reads as something else)"),
+    "None": (type(None), "null"),
+}
+"""What a plain type of an argument is called in vLLM's source -> its values, and in words."""
 
 
 def engine_args(given: object) -> dict[str, Any]:
@@ -91,3 +102,23 @@ def check_engine_args(args: Mapping[str, Any], tokens: int) -> None:
             raise ValueError(
                 f"{shown}, expected at least {tokens}: --max-prompt-tokens and --max-new-tokens together; leave it out"
             )
+
+
+def check_known_args(args: Mapping[str, Any], fields: Fields) -> None:
+    """ValueError for an argument that is none of vLLM's `fields`, or whose value is of a type that it does not take."""
+    for name, value in args.items():
+        shown = f"--vllm-arg {name}={json.dumps(value)}"
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=3)
+            expected = " or ".join(near) if near else "one that its documentation of engine arguments lists"
+            raise ValueError(f"{shown}: the installed vLLM has no such argument, expected {expected}; correct the name")
+        types = fields[name]
+        if types is not None and not _is_one_of(value, types):
+            expected = " or ".join(words for kind, (_, words) in _TYPES.items() if kind in types)
+            raise ValueError(f"{shown}, expected {expected}; correct the value")
+
+
+def _is_one_of(value: Any, types: frozenset[str]) -> bool:
+    if isinstance(value, bool):
+        return "bool" in types
+    return any(isinstance(value, _TYPES[kind][0]) for kind in types) or (isinstance(value, int) and "float" in types)

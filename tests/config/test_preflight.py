@@ -161,6 +161,61 @@ def test_vllm_that_is_not_there_or_too_old(monkeypatch: pytest.MonkeyPatch) -> N
     check_machine(config, 0)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            "max-num-seq=8",
+            "max_num_seq=8: the installed vLLM has no such argument, expected max_num_seqs; correct the name",
+        ),
+        (
+            "zzz=1",
+            "zzz=1: the installed vLLM has no such argument, expected one that its documentation of engine arguments "
+            "lists; correct the name",
+        ),
+        ("max_num_seqs=abc", 'max_num_seqs="abc", expected a whole number or null; correct the value'),
+        ("max_num_seqs=8.0", "max_num_seqs=8.0, expected a whole number or null; correct the value"),
+        ("max_num_seqs=true", "max_num_seqs=true, expected a whole number or null; correct the value"),
+        ("enforce-eager=1", "enforce_eager=1, expected true or false; correct the value"),
+        ("cpu_offload_gb=x", 'cpu_offload_gb="x", expected a number; correct the value'),
+        (
+            "revision=5",
+            "revision=5, expected text (in quotes, where it reads as something else) or null; correct the value",
+        ),
+        ("max_num_seqs=8", None),
+        ("max_num_seqs=null", None),
+        ("enforce-eager=false", None),
+        ("cpu_offload_gb=4", None),
+        ("cpu_offload_gb=0.5", None),
+        ("revision='5'", None),
+        ("compilation_config=7", None),  # of a type that only vLLM knows
+    ],
+)
+def test_arguments_that_the_installed_vllm_does_not_take(
+    monkeypatch: pytest.MonkeyPatch, given: str, message: str | None
+) -> None:
+    fields = {
+        "max_num_seqs": frozenset({"int", "None"}),
+        "enforce_eager": frozenset({"bool"}),
+        "cpu_offload_gb": frozenset({"float"}),
+        "revision": frozenset({"str", "None"}),
+        "compilation_config": None,
+    }
+    monkeypatch.setattr("fsm_trainer.config.preflight.check_vllm", lambda: "0.33.0")
+    monkeypatch.setattr("fsm_trainer.config.preflight.engine_fields", lambda: fields)
+    values = {"ckpt": "m", "dataset_path": "d", "reward_fn_path": "r", "rollout_engine": "vllm", "vllm_arg": [given]}
+    config = TrainConfig.build(values)
+    if message is None:
+        check_machine(config, 0)
+    else:
+        with pytest.raises(ConfigError) as caught:
+            check_machine(config, 0)
+        assert str(caught.value) == f"--vllm-arg {message}"
+    # Of a vLLM that keeps them elsewhere nothing is said before it is started.
+    monkeypatch.setattr("fsm_trainer.config.preflight.engine_fields", lambda: None)
+    check_machine(config, 0)
+
+
 def test_servers_need_no_vllm_here_and_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fsm_trainer.config.preflight.check_vllm", lambda: pytest.fail("not needed for a server"))
     config = TrainConfig(

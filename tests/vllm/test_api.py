@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from fsm_trainer.engines.base import SamplingParams
+from fsm_trainer.engines.vllm_fields import engine_fields
 from fsm_trainer.engines.vllm_setup import Setup
 from fsm_trainer.engines.vllm_versions import weight_source
 
@@ -44,6 +47,20 @@ def test_arguments_of_the_engine() -> None:
     setup = Setup("model", SamplingParams(), ("cpu",), "float32", 64, 0.5, 1, 0, "nccl")
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     assert set(setup.arguments({})) | {"weight_transfer_config"} <= known
+
+
+def test_the_engines_fields_are_read_without_importing_it() -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    found = engine_fields()
+    assert found is not None
+    assert found.keys() == {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    assert found["max_num_seqs"] == {"int", "None"}
+    script = "import sys; from fsm_trainer.engines.vllm_fields import engine_fields; assert engine_fields()\n"
+    script += "print('vllm' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "False\n"
+    )
 
 
 def test_what_a_completion_says() -> None:
