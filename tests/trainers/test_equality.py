@@ -88,11 +88,11 @@ class OddFirst:
 
     def __call__(self, record: RewardRecord) -> float:
         batch = record.metadata["batch_id"]
-        if not self.begun[batch].is_set():
-            self.begun[batch].set()
+        if batch not in self.order:
             if batch % 2 == 0:
                 assert self.begun[batch + 1].wait(30), f"batch {batch + 1} was never under way beside {batch}"
             self.order.append(batch)
+            self.begun[batch].set()
         return varied_reward(record)
 
 

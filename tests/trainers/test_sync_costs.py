@@ -45,7 +45,7 @@ def test_each_load_leaves_what_its_engine_said() -> None:
 
 
 def test_a_run_logs_its_loads(make_config: Callable[..., TrainConfig], capsys: pytest.CaptureFixture[str]) -> None:
-    config = make_config(max_steps=3)
+    config = make_config(max_steps=3, async_max_staleness=0)  # so that the engine skips no version
     result = AsyncPolicyTrainer(config, reward_fn=varied_reward, dataset=ROWS).fit()
     assert result.exit_code == 0, result.message
     path: Path = result.run.path
