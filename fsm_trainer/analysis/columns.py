@@ -123,7 +123,7 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
         "load_s": (_S, "what the engine's thread spent on the load"),
         "pause_s": (_S, "of it, until running generations stood still; nan if none ran, or the engine does not say it"),
         "transfer_s": (_S, "of it, reading and installing the weights; nan if the engine does not say it"),
-        "resume_s": (_S, "of it, until they went on, caches reset; nan likewise"),
+        "resume_s": (_S, "of it, until they went on; nan likewise"),
         "nbytes": ("bytes", "weights that came over; NA if the engine does not say it"),
         "closed_s": (_S, "how long the engine began no generation for it"),
         "publish_s": (_S, "from due to loaded"),

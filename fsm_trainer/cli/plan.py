@@ -43,7 +43,7 @@ def _plan_rows(config: TrainConfig, inputs: Inputs, scheduler: SchedulerConfig) 
         ("machines", f"1 run, 1 trainer, {scheduler.workers} rollout worker(s), {scheduler.engines} engine(s)"),
         ("train engine", f"hf on {_train_devices(config)}, {config.threads} thread(s)"),
         *[(f"rollout engine {i}", engine_words(config, i)) for i in range(config.engines)],
-        ("weight sync", f"{transport_of(config)}, {config.async_sync_mode if config.is_async else 'drain'} mode"),
+        ("weight sync", f"{transport_of(config)}, {_sync_mode(config)}"),
         ("scheduler", json.dumps({k: v for k, v in scheduler.to_dict().items() if k != "deadlines"})),
         ("deadlines [s]", json.dumps(scheduler.to_dict()["deadlines"])),
         ("dataset", _dataset(inputs)),
@@ -65,6 +65,13 @@ def _dataset(inputs: Inputs) -> str:
     too_long = inputs.prompts.overlong_rows
     left_out = f", {too_long} of them too long and left out" if too_long else ""
     return f"{inputs.dataset_rows} rows{left_out}, {inputs.prompts.batches_per_epoch} batches an epoch"
+
+
+def _sync_mode(config: TrainConfig) -> str:
+    if not config.is_async or config.async_sync_mode == "drain":
+        return "drain mode"
+    kept = "goes on with its cache" if config.async_inflight_cache == "keep" else "is computed anew"
+    return f"inflight mode, what runs {kept}"
 
 
 def _batch(config: TrainConfig) -> str:

@@ -109,6 +109,11 @@ def check_engines(config: TrainConfig) -> None:
             "--async-sync-mode inflight needs --rollout-engine vllm: the hf engine cannot take weights while it "
             "generates; give --async-sync-mode drain"
         )
+    if config.async_inflight_cache == "keep" and config.async_sync_mode == "drain":
+        raise ValueError(
+            "--async-inflight-cache keep has no meaning with --async-sync-mode drain, which loads no weights amid a "
+            "generation; leave it out, or give --async-sync-mode inflight"
+        )
 
 
 def _check_servers(config: TrainConfig) -> None:

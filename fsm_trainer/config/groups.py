@@ -150,6 +150,10 @@ class AsyncSettings(SettingsGroup):
         "drain",
         description="How an engine gets new weights: once what it generates has ended, or in between (vllm only)",
     )
+    async_inflight_cache: Literal["recompute", "keep"] = Field(
+        "recompute",
+        description="In-flight sync: what ran is computed anew, or goes on with the older weights' attention cache",
+    )
     async_max_no_step_batches: int = Field(
         100, ge=1, description="Batches in a row that may give no optimiser step before the run fails"
     )

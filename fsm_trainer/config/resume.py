@@ -88,12 +88,17 @@ def find_resume_point(text: str) -> ResumePoint:
 
 
 def _left_behind(given: Mapping[str, Any]) -> frozenset[str]:
-    """Settings of the run before that mean nothing to the engines given now; nobody could leave them out."""
+    """Settings of the run before that mean nothing to the engines or the sync given now; none could leave them out."""
+    of_sync = {"async_inflight_cache"} if given.get("async_sync_mode") == "drain" else set()
+    return frozenset(of_sync | _of_other_engines(given))
+
+
+def _of_other_engines(given: Mapping[str, Any]) -> set[str]:
     if given.get("rollout_engine") == "hf":
-        return frozenset({"rollout_base_url", "rollout_host", "vllm_arg", "rollout_gpu_memory_utilization"})
+        return {"rollout_base_url", "rollout_host", "vllm_arg", "rollout_gpu_memory_utilization"}
     if given.get("rollout_host", "server") != "server":
-        return frozenset({"rollout_base_url"})
-    return frozenset({"vllm_arg", "rollout_host"}) if "rollout_base_url" in given else frozenset()
+        return {"rollout_base_url"}
+    return {"vllm_arg", "rollout_host"} if "rollout_base_url" in given else set()
 
 
 def _told(error: ValueError) -> str:

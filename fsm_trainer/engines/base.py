@@ -60,7 +60,7 @@ class Sample:
 @dataclass(frozen=True)
 class Rollout:
     """All samples of one batch, grouped by prompt, with the oldest policy version at any sample's first token and the
-    newest at any sample's last one.
+    newest at any sample's last one. Where tokens may be drawn over a cache of still older weights, the first is theirs.
     """
 
     groups: tuple[tuple[Sample, ...], ...]
@@ -94,7 +94,7 @@ class Loaded:
     transfer_s: float = 0.0
     """Reading and installing the weights."""
     resume_s: float = 0.0
-    """Until they went on, caches reset."""
+    """Until they went on."""
 
 
 class EngineLost(RuntimeError):  # noqa: N818 - an event that befell the engine, like EngineDied

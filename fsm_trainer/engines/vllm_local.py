@@ -40,18 +40,20 @@ def vllm_engine(
     threads: int = 1,
     seed: int = 0,
     transport: str = "shared-memory",
+    keep_cache: bool = False,
     engine_args: Mapping[str, Any] | None = None,
 ) -> VLLMRolloutEngine:
     """The engine of one replica; `ckpt` gives the architecture alone, the weights come from snapshots.
 
     `devices`: those of the replica, tensor-parallel over them. `max_model_len`: tokens of the longest prompt and
-    completion together. `engine_args`: further arguments of vLLM's `AsyncEngineArgs`.
+    completion together. `keep_cache`: see `VLLMRolloutEngine`. `engine_args`: further arguments of vLLM's
+    `AsyncEngineArgs`.
     """
     # One more than a sample needs: to score the longest one takes a new token behind it.
     positions = min(max_model_len + 1, checkpoint_context(ckpt) or max_model_len + 1)
     setup = Setup(ckpt, sampling, tuple(devices), dtype, positions, memory_utilization, threads, seed, transport)
     backend = LocalBackend(setup, dict(engine_args or {}))
-    return VLLMRolloutEngine(backend, sampling, checkpoint_special_tokens(ckpt).eos)
+    return VLLMRolloutEngine(backend, sampling, checkpoint_special_tokens(ckpt).eos, keep_cache=keep_cache)
 
 
 class LocalBackend:
@@ -77,9 +79,9 @@ class LocalBackend:
         warm = time.perf_counter()
         return {"import_s": imported - begin, "build_s": built - imported, "warm_up_s": warm - built}
 
-    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any]) -> list[Completion]:
+    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any], salt: str) -> list[Completion]:
         """Complete one prompt."""
-        return [_completion(output) for output in (await self._request(prompt, arguments)).outputs]
+        return [_completion(output) for output in (await self._request(prompt, arguments, salt)).outputs]
 
     async def prompt_logprobs(self, tokens: Sequence[int]) -> tuple[float, ...]:
         """Logprob of every token but the first."""
@@ -87,19 +89,15 @@ class LocalBackend:
         assert rows is not None
         return tuple(row[token].logprob for token, row in zip(tokens[1:], rows[1:], strict=True) if row is not None)
 
-    async def pause(self) -> None:
-        """Stand still, without caches."""
-        await self._ask(lambda llm: llm.pause_generation(mode="keep", clear_cache=True))
+    async def pause(self, clear_cache: bool) -> None:
+        """Stand still."""
+        await self._ask(lambda llm: llm.pause_generation(mode="keep", clear_cache=clear_cache))
 
     async def transfer(self, snapshot: Snapshot, tag: str) -> int:
         """Replace the weights."""
         receiver = self._receiver
         assert receiver is not None
         return await self._ask(lambda _: receiver.transfer(snapshot, tag))
-
-    async def reset_prefix_cache(self) -> bool:
-        """Drop the prefix cache."""
-        return bool(await self._ask(lambda llm: llm.reset_prefix_cache()))
 
     async def weight_version(self) -> str:
         """The tag of the weights."""
@@ -115,18 +113,23 @@ class LocalBackend:
             self._llm.shutdown(timeout=_SHUTDOWN_S)
             self._llm = self._receiver = None
 
-    async def _request(self, prompt: Sequence[int], arguments: dict[str, Any]) -> RequestOutput:
+    async def _request(
+        self, prompt: Sequence[int], arguments: dict[str, Any], salt: str | None = None
+    ) -> RequestOutput:
         """One request's final output."""
         from vllm import SamplingParams as VLLMSamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
         params = VLLMSamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
+        asked = TokensPrompt(prompt_token_ids=list(prompt))
+        if salt is not None:
+            asked["cache_salt"] = salt
 
         async def request(llm: AsyncLLM) -> RequestOutput:
             final: RequestOutput | None = None
             name = str(next(self._ids))
-            async for output in llm.generate(TokensPrompt(prompt_token_ids=list(prompt)), params, name):
+            async for output in llm.generate(asked, params, name):
                 final = output
             assert final is not None
             return final

@@ -125,9 +125,13 @@ def to_group(found: Sequence[Completion], sampling: SamplingParams, tags: Tags) 
     return [to_sample(completion, tags) for completion in found] * (sampling.n_samples // asked)
 
 
-def to_rollout(groups: Sequence[Sequence[Sample]]) -> Rollout:
-    """The samples by prompt; spans stay only where weights were loaded in between."""
+def to_rollout(groups: Sequence[Sequence[Sample]], began: int | None = None) -> Rollout:
+    """The samples by prompt; spans stay only where weights were loaded in between.
+
+    `began`: the version served when the batch was asked for, where what that computed may count for later tokens too.
+    """
     first = min(sample.spans[0].version for group in groups for sample in group)
+    first = first if began is None else min(first, began)
     last = max(sample.spans[-1].version for group in groups for sample in group)
     if first == last:
         groups = [[Sample(s.tokens, s.logprobs, s.finish_reason) for s in group] for group in groups]

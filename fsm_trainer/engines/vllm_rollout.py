@@ -20,7 +20,6 @@ from fsm_trainer.engines.base import (
     Loaded,
     Rollout,
     RolloutRequest,
-    Sample,
     SamplingParams,
     Scores,
     Snapshot,
@@ -51,20 +50,20 @@ class Backend(Protocol):
     async def open(self) -> dict[str, float]:
         """Make it ready; returns the seconds that each part took."""
 
-    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any]) -> list[Completion]:
-        """Complete one prompt as often as `n` of these arguments of `vllm.SamplingParams` says."""
+    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any], salt: str) -> list[Completion]:
+        """Complete one prompt as often as `n` of these arguments of `vllm.SamplingParams` says.
+
+        In the prefix cache it finds only what prompts of the same salt have left there.
+        """
 
     async def prompt_logprobs(self, tokens: Sequence[int]) -> tuple[float, ...]:
         """Logprob of every token but the first, at temperature 1, without a look into the prefix cache."""
 
-    async def pause(self) -> None:
-        """Let what runs stand still between two steps, and drop all caches, that of what runs included."""
+    async def pause(self, clear_cache: bool) -> None:
+        """Let what runs stand still between two steps; drop all caches if asked to, that of what runs included."""
 
     async def transfer(self, snapshot: Snapshot, tag: str) -> int:
         """Replace the weights and tag what is drawn from now on; returns the bytes that came."""
-
-    async def reset_prefix_cache(self) -> bool:
-        """Drop the prefix cache; False if something that runs holds on to it."""
 
     async def weight_version(self) -> str:
         """The tag of the weights."""
@@ -81,13 +80,22 @@ class VLLMRolloutEngine:
 
     concurrent: ClassVar[bool] = True
 
-    def __init__(self, backend: Backend, sampling: SamplingParams, eos: Sequence[int]) -> None:
-        """`eos`: token ids that end a completion."""
+    def __init__(
+        self, backend: Backend, sampling: SamplingParams, eos: Sequence[int], *, keep_cache: bool = False
+    ) -> None:
+        """`eos`: token ids that end a completion.
+
+        `keep_cache`: what runs while weights are loaded goes on with the attention cache that older ones computed,
+        instead of being computed anew from its first token.
+        """
         check_filters(sampling)
         self._backend = backend
         self._sampling, self._eos = sampling, tuple(eos)
+        self._keep_cache = keep_cache
         self._tags = Tags(secrets.token_hex(4))
         self._version: int | None = None
+        self._salt = ""
+        """New with each load, so that no prompt finds in the prefix cache what was there before it."""
         self._portal: BlockingPortal | None = None
         self._stack = ExitStack()
         self._running: dict[Future[Any], str | None] = {}
@@ -125,7 +133,7 @@ class VLLMRolloutEngine:
     def generate(self, request: RolloutRequest) -> Rollout:
         """Complete every prompt `n_samples` times."""
         check_request(request, self._backend.positions, self._sampling.max_new_tokens)
-        return to_rollout(self._call(self._sample(request), abortable=True))
+        return self._call(self._sample(request), abortable=True)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> Scores | None:
         """Score given tokens with the weights served now; None where vLLM cannot: at another temperature than 1."""
@@ -163,37 +171,37 @@ class VLLMRolloutEngine:
             at_rest = time.perf_counter()
             nbytes = await backend.transfer(snapshot, self._tags.of(snapshot.version))
             there = time.perf_counter()
-            if not self._paused and not await backend.reset_prefix_cache():
-                # Something aborted just now still holds on to it.
-                await self._stand_still()
             version = self._tags.version(await backend.weight_version())
             if self._paused:
                 await backend.resume()
                 self._paused = False
-            self._version = version
+            self._version, self._salt = version, secrets.token_hex(8)
         return Loaded(version, nbytes, at_rest - begin, there - at_rest, time.perf_counter() - there)
 
     async def _stand_still(self) -> None:
-        # Without caches: what runs is computed anew from its first token on once it goes on, so that the logprobs
-        # recorded from there on are those of the new weights, and no later prompt finds what older ones computed.
+        # Without its cache what runs is computed anew from its first token on once it goes on, so that the logprobs
+        # recorded from there on are those of the new weights alone.
         self._paused = True
-        await self._backend.pause()
+        await self._backend.pause(clear_cache=not self._keep_cache)
 
-    async def _sample(self, request: RolloutRequest) -> list[list[Sample]]:
+    async def _sample(self, request: RolloutRequest) -> Rollout:
         arguments = sampling_arguments(self._sampling, self._eos)
         # What would begin during a load must not be drawn by the new weights under the old tag.
         async with self._loading:
             if self._version is None:
                 raise EngineLost("no weights loaded: load_weights must succeed before generate")
             self._busy += 1
+            version, salt = self._version, self._salt
         try:
             groups = await _all(
-                self._backend.complete(prompt, {**arguments, "seed": group_seed(request, index)})
+                self._backend.complete(prompt, {**arguments, "seed": group_seed(request, index)}, salt)
                 for index, prompt in enumerate(request.prompts)
             )
         finally:
             self._busy -= 1
-        return [to_group(group, self._sampling, self._tags) for group in groups]
+        # A first token drawn after a load may still come of a prompt that was cached before it, if caches are kept.
+        began = version if self._keep_cache else None
+        return to_rollout([to_group(group, self._sampling, self._tags) for group in groups], began)
 
     async def _score(self, sequences: Sequence[Sequence[int]]) -> Scores:
         scores = await _all(self._backend.prompt_logprobs(tokens) for tokens in sequences)

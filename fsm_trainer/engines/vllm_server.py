@@ -46,12 +46,14 @@ def vllm_server_engine(
     *,
     dtype: str = "float32",
     max_model_len: int,
+    keep_cache: bool = False,
     start_timeout_s: float = 600.0,
     on_wait: Callable[[str], None] | None = None,
 ) -> VLLMRolloutEngine:
     """The engine of one server; `ckpt` is the model that it must have been started with.
 
-    A server that is not up is waited for; `on_wait` is told once why it seems not to be.
+    A server that is not up is waited for; `on_wait` is told once why it seems not to be. `keep_cache`: see
+    `VLLMRolloutEngine`.
     """
     from transformers import AutoConfig
 
@@ -64,7 +66,7 @@ def vllm_server_engine(
         on_wait=on_wait,
         shape=model_shape(AutoConfig.from_pretrained(ckpt)),
     )
-    return VLLMRolloutEngine(backend, sampling, checkpoint_special_tokens(ckpt).eos)
+    return VLLMRolloutEngine(backend, sampling, checkpoint_special_tokens(ckpt).eos, keep_cache=keep_cache)
 
 
 class ServerBackend:
@@ -117,9 +119,9 @@ class ServerBackend:
         warm = time.perf_counter()
         return {"wait_s": answered - begin, "check_s": checked - answered, "warm_up_s": warm - checked}
 
-    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any]) -> list[Completion]:
+    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any], salt: str) -> list[Completion]:
         """Complete one prompt."""
-        answer = await self._generate(prompt, arguments)
+        answer = await self._generate(prompt, arguments, cache_salt=salt)
         with self._reading(GENERATE):
             return [
                 _completion(choice) for choice in sorted(answer["choices"], key=lambda choice: int(choice["index"]))
@@ -132,9 +134,9 @@ class ServerBackend:
             rows = list(zip(tokens, answer["prompt_logprobs"], strict=True))
             return tuple(float(row[str(token)]["logprob"]) for token, row in rows[1:])
 
-    async def pause(self) -> None:
-        """Stand still, without caches."""
-        await self._post("/pause", params={"mode": "keep", "clear_cache": True})
+    async def pause(self, clear_cache: bool) -> None:
+        """Stand still."""
+        await self._post("/pause", params={"mode": "keep", "clear_cache": clear_cache})
 
     async def transfer(self, snapshot: Snapshot, tag: str) -> int:
         """Replace the weights."""
@@ -144,12 +146,6 @@ class ServerBackend:
         nbytes = bytes_read([first, *others])
         await self._post("/update_weight_version", json={"new_version": tag})
         return nbytes
-
-    async def reset_prefix_cache(self) -> bool:
-        """Drop the prefix cache."""
-        answer = await self._post("/reset_prefix_cache")
-        with self._reading("/reset_prefix_cache"):
-            return bool(answer["success"])
 
     async def weight_version(self) -> str:
         """The tag of the weights."""
@@ -167,8 +163,8 @@ class ServerBackend:
             await self._client.aclose()
             self._client = None
 
-    async def _generate(self, tokens: Sequence[int], arguments: dict[str, Any]) -> Any:
-        return await self._post(GENERATE, json={"token_ids": list(tokens), "sampling_params": arguments})
+    async def _generate(self, tokens: Sequence[int], arguments: dict[str, Any], **options: str) -> Any:
+        return await self._post(GENERATE, json={"token_ids": list(tokens), "sampling_params": arguments, **options})
 
     async def _wait(self, until: float) -> None:
         tell = self._on_wait

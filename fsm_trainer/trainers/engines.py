@@ -158,6 +158,7 @@ def _vllm_factory(config: TrainConfig, engine: int) -> Callable[[], RolloutEngin
         threads=config.threads,
         seed=config.seed,
         transport=transport_of(config),
+        keep_cache=config.async_inflight_cache == "keep",
         engine_args=further,
     )
 
@@ -173,6 +174,7 @@ def _server_factory(config: TrainConfig, engine: int) -> Callable[[], RolloutEng
         sampling_params(config),
         dtype=config.dtype,
         max_model_len=config.max_prompt_tokens + config.max_new_tokens,
+        keep_cache=config.async_inflight_cache == "keep",
         # Before the scheduler's own limit, which could only say that it took too long.
         start_timeout_s=0.9 * config.start_timeout_s or math.inf,
         on_wait=partial(_tell_wait, engine),

@@ -84,7 +84,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("probe_gap_max", "largest of them"),
     Metric("sync_pause_s", "of a load: seconds until running generations stood still"),
     Metric("sync_transfer_s", "of a load: seconds to read and install the weights"),
-    Metric("sync_resume_s", "of a load: seconds until generations went on, caches reset"),
+    Metric("sync_resume_s", "of a load: seconds until generations went on"),
     Metric("sync_bytes", "of a load: bytes of the weights that came over"),
     Metric("staleness_mean", "steps that the batch's weights lagged", "sum of staleness", "batches"),
     Metric("staleness_max", "largest of them"),

@@ -164,6 +164,18 @@ def test_a_file_says_what_the_section_holds() -> None:
             {"algo": "grpo", "async_sync_mode": "inflight"},
             "--async-sync-mode has no meaning with the synchronous --algo grpo; ",
         ),
+        (
+            {"async_inflight_cache": "keep"},
+            "--async-inflight-cache keep has no meaning with --async-sync-mode drain, which loads no weights amid ",
+        ),
+        (
+            {"async_inflight_cache": "keep", "async_sync_mode": "inflight", "rollout_engine": "hf"},
+            "--async-sync-mode inflight needs --rollout-engine vllm: ",
+        ),
+        (
+            {"algo": "grpo", "async_inflight_cache": "keep"},
+            "--async-inflight-cache has no meaning with the synchronous --algo grpo; ",
+        ),
     ],
 )
 def test_combinations_that_cannot_be(values: dict[str, Any], message: str) -> None:
@@ -216,6 +228,7 @@ def test_lost_batches_may_come_back() -> None:
 
 
 ON_SERVERS = {"rollout_engine": "vllm", "rollout_host": "server", "rollout_base_url": URL, "max_steps": 5}
+IN_FLIGHT = {"rollout_engine": "vllm", "async_sync_mode": "inflight", "async_inflight_cache": "keep"}
 IN_PROCESSES = {"rollout_engine": "vllm", "vllm_arg": {"enforce_eager": True}, "rollout_gpu_memory_utilization": 0.5}
 
 
@@ -234,6 +247,13 @@ IN_PROCESSES = {"rollout_engine": "vllm", "vllm_arg": {"enforce_eager": True}, "
         (IN_PROCESSES, {"lr": 1e-5}, {**IN_PROCESSES, "lr": 1e-5}),
         (IN_PROCESSES, {"rollout_engine": "hf"}, {"rollout_engine": "hf"}),
         (IN_PROCESSES, {"rollout_base_url": URL}, {**IN_PROCESSES, "vllm_arg": None, "rollout_base_url": URL}),
+        (IN_FLIGHT, {}, IN_FLIGHT),
+        (IN_FLIGHT, {"async_sync_mode": "drain"}, {"rollout_engine": "vllm", "async_sync_mode": "drain"}),
+        (
+            {**ON_SERVERS, **IN_FLIGHT},
+            {"rollout_engine": "hf", "async_sync_mode": "drain"},
+            {"rollout_engine": "hf", "async_sync_mode": "drain", "max_steps": 5},
+        ),
     ],
 )
 def test_a_resumed_run_may_change_its_engines(

@@ -49,7 +49,12 @@ class FakeVLLM:
         self.tag = "default"
         self.ended: list[str] = []
         """How each completion ended, in order: "whole" or "cut"."""
-        self.lets_go_of_cache = True
+        self.salts: list[str] = []
+        """Of each completion that was asked for."""
+        self.cleared: list[bool] = []
+        """Of each pause: whether caches were to be dropped."""
+        self.queues = False
+        """Whether a completion draws nothing before the point where a test can hold it."""
         self.takes_tag = True
         self._holds: dict[str, list[Hold]] = {}
         self._failures: dict[str, list[Exception]] = {}
@@ -70,8 +75,9 @@ class FakeVLLM:
         await self._called("open")
         return {"build_s": 1.0}
 
-    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any]) -> list[Completion]:
+    async def complete(self, prompt: Sequence[int], arguments: dict[str, Any], salt: str) -> list[Completion]:
         first = self.tag
+        self.salts.append(salt)
         try:
             await self._called("complete")
             await self._going.wait()
@@ -79,7 +85,8 @@ class FakeVLLM:
             self.ended.append("cut")
             raise
         self.ended.append("whole")
-        spans = [(first, TOKENS)] if first == self.tag else [(first, 1), (self.tag, TOKENS - 1)]
+        whole = self.queues or first == self.tag
+        spans = [(self.tag, TOKENS)] if whole else [(first, 1), (self.tag, TOKENS - 1)]
         return [
             Completion([prompt[0] + i] * TOKENS, [-0.5] * TOKENS, "length", spans) for i in range(int(arguments["n"]))
         ]
@@ -88,8 +95,9 @@ class FakeVLLM:
         await self._called("prompt_logprobs")
         return (-0.25,) * (len(tokens) - 1)
 
-    async def pause(self) -> None:
+    async def pause(self, clear_cache: bool) -> None:
         self._going.clear()
+        self.cleared.append(clear_cache)
         await self._called("pause")
 
     async def transfer(self, snapshot: Snapshot, tag: str) -> int:
@@ -97,10 +105,6 @@ class FakeVLLM:
         if self.takes_tag:
             self.tag = tag
         return snapshot.nbytes
-
-    async def reset_prefix_cache(self) -> bool:
-        await self._called("reset_prefix_cache")
-        return self.lets_go_of_cache
 
     async def weight_version(self) -> str:
         await self._called("weight_version")

@@ -41,7 +41,6 @@ class FakeVLLMServer:
             "/collective_rpc": self._call,
             "/update_weight_version": self._tag,
             "/weight_info": lambda _: (200, {"weight_version": self.tag}),
-            "/reset_prefix_cache": (200, {"success": True}),
             "/inference/v1/generate": self._generate,
         }
         outer = self

@@ -35,7 +35,7 @@ class FakeLLM:
             self.cancelled = True
             raise
 
-    pause_generation = resume_generation = reset_prefix_cache = get_weight_version = _never
+    pause_generation = resume_generation = get_weight_version = _never
 
 
 @pytest.fixture
@@ -49,12 +49,14 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> LocalBackend:
     return LocalBackend(Setup("ckpt", SamplingParams(), ("cpu",), "float32", 8, None, 1, 0, "shared-memory"), {})
 
 
-@pytest.mark.parametrize("method", ["pause", "reset_prefix_cache", "weight_version", "resume"])
-def test_a_death_ends_a_request_that_is_never_answered(backend: LocalBackend, method: str) -> None:
+@pytest.mark.parametrize(("method", "arguments"), [("pause", (True,)), ("weight_version", ()), ("resume", ())])
+def test_a_death_ends_a_request_that_is_never_answered(
+    backend: LocalBackend, method: str, arguments: tuple[Any, ...]
+) -> None:
     async def die() -> bool:
         backend._llm = llm = FakeLLM()  # type: ignore[assignment]
-        ask: Callable[[], Coroutine[Any, Any, Any]] = getattr(backend, method)
-        asking = asyncio.ensure_future(ask())
+        ask: Callable[..., Coroutine[Any, Any, Any]] = getattr(backend, method)
+        asking = asyncio.ensure_future(ask(*arguments))
         await llm.asked.wait()
         llm.errored = True
         with pytest.raises(EngineLost, match="vLLM's engine process has died"):

@@ -129,6 +129,15 @@ def test_a_rollout_has_the_oldest_first_and_the_newest_last_version() -> None:
     assert rollout.groups == ((mixed,), (newer,))
 
 
+def test_a_rollout_is_no_younger_than_what_it_began_with() -> None:
+    newer = to_sample(replace(GOOD, spans=[("ab12-4", 3)]), TAGS)
+    rollout = to_rollout([[newer]], began=3)
+    assert (rollout.version_first, rollout.version_last) == (3, 4)
+    assert rollout.groups == ((newer,),)
+    fresh = to_rollout([[newer]], began=4)
+    assert (fresh.version_first, fresh.version_last, fresh.groups[0][0].spans) == (4, 4, ())
+
+
 def test_samples_of_one_version_carry_no_spans() -> None:
     rollout = to_rollout([[to_sample(replace(GOOD, spans=[("ab12-4", 3)]), TAGS)]])
     assert (rollout.version_first, rollout.version_last) == (4, 4)

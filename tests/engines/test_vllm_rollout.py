@@ -74,7 +74,7 @@ def test_an_idle_engine_loads_without_a_pause(vllm: FakeVLLM, engine: VLLMRollou
     assert calls_of(vllm) == ["open"]
     loaded = engine.load_weights(snapshot(3))
     assert (loaded.version, loaded.nbytes) == (3, 100)
-    assert calls_of(vllm) == ["transfer", "reset_prefix_cache", "weight_version"]
+    assert calls_of(vllm) == ["transfer", "weight_version"]
     rollout = engine.generate(TWO)
     assert (rollout.version_first, rollout.version_last) == (3, 3)
     assert [[sample.tokens for sample in group] for group in rollout.groups] == [
@@ -96,13 +96,6 @@ def test_what_runs_stands_still_while_weights_change(vllm: FakeVLLM, engine: VLL
     rollout: Rollout = running.result(LIMIT_S)
     assert (rollout.version_first, rollout.version_last) == (0, 1)
     assert rollout.groups[0][0].spans == (VersionSpan(0, 1), VersionSpan(1, TOKENS - 1))
-
-
-def test_a_cache_that_is_held_on_to_is_dropped_by_a_pause(vllm: FakeVLLM, engine: VLLMRolloutEngine) -> None:
-    vllm.lets_go_of_cache = False
-    engine.load_weights(snapshot(0))
-    assert calls_of(vllm)[1:] == ["transfer", "reset_prefix_cache", "pause", "weight_version", "resume"]
-    assert engine.generate(ONE).version_first == 0
 
 
 def test_what_begins_during_a_load_waits_for_it(vllm: FakeVLLM, engine: VLLMRolloutEngine) -> None:

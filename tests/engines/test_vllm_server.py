@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsm_trainer.engines.base import EngineLost, RolloutRequest, SamplingParams, Snapshot
+from fsm_trainer.engines.base import EngineLost, Rollout, RolloutRequest, SamplingParams, Snapshot
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.vllm_server import GENERATE, ServerBackend
 from fsm_trainer.engines.vllm_versions import OLDEST
@@ -36,11 +36,13 @@ def engine_of(
     sampling: SamplingParams = SAMPLING,
     start_timeout_s: float = LIMIT_S,
     on_wait: Callable[[str], None] | None = None,
+    *,
+    keep_cache: bool = False,
 ) -> VLLMRolloutEngine:
     backend = ServerBackend(
         url, sampling, dtype="float32", max_model_len=60, start_timeout_s=start_timeout_s, on_wait=on_wait
     )
-    return VLLMRolloutEngine(backend, sampling, (2,))
+    return VLLMRolloutEngine(backend, sampling, (2,), keep_cache=keep_cache)
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def test_weights_go_through_the_worker_extension_and_carry_the_runs_tag(
     server.asked.clear()
     loaded = engine.load_weights(SNAPSHOT)
     assert (loaded.version, loaded.nbytes) == (7, 12)
-    assert paths(server) == ["/collective_rpc", "/update_weight_version", "/reset_prefix_cache", "/weight_info"]
+    assert paths(server) == ["/collective_rpc", "/update_weight_version", "/weight_info"]
     call = server.asked[0][2]
     assert call["method"] == METHOD
     assert json.loads(call["args"][0])["location"] == SNAPSHOT.location
@@ -97,15 +99,45 @@ def test_a_batch_is_one_request_a_prompt(server: FakeVLLMServer, engine: VLLMRol
     assert bodies[0]["sampling_params"]["seed"] != bodies[1]["sampling_params"]["seed"]
 
 
+def test_the_prefix_cache_is_kept_apart_by_load(server: FakeVLLMServer, engine: VLLMRolloutEngine) -> None:
+    server.asked.clear()
+    engine.generate(REQUEST)
+    first, second = [body["cache_salt"] for _, _, body in server.asked]
+    server.asked.clear()
+    engine.score([(4, 5, 6)], 1.0)
+    engine.load_weights(SNAPSHOT)
+    engine.generate(RolloutRequest(4, ((4, 5),), seed=1))
+    asked = [body for _, path, body in server.asked if path == GENERATE]
+    assert "cache_salt" not in asked[0], "what is scored finds nothing there, and leaves it to nobody"
+    assert first == second != asked[1]["cache_salt"]
+
+
 def test_scores_leave_out_the_first_token(engine: VLLMRolloutEngine) -> None:
     assert engine.score([(4, 5, 6)], 1.0) == [(-0.25, -0.25)]
 
 
-def test_a_pause_keeps_what_runs(server: FakeVLLMServer, engine: VLLMRolloutEngine) -> None:
-    server.answers["/reset_prefix_cache"] = (200, {"success": False})
-    server.asked.clear()
+@pytest.mark.parametrize("keep_cache", [False, True])
+def test_a_pause_keeps_what_runs_and_its_cache_if_asked_to(server: FakeVLLMServer, keep_cache: bool) -> None:
+    engine = engine_of(server.url, keep_cache=keep_cache)
+    engine.start()
     engine.load_weights(SNAPSHOT)
-    assert paths(server)[3:] == ["/pause?mode=keep&clear_cache=true", "/weight_info", "/resume"]
+    reached, go = threading.Event(), threading.Event()
+
+    def generate(body: Any) -> tuple[int, Any]:
+        reached.set()
+        assert go.wait(LIMIT_S)
+        return server._generate(body)
+
+    server.answers[GENERATE] = generate
+    done: Future[Rollout] = Future()
+    threading.Thread(target=lambda: done.set_result(engine.generate(REQUEST)), daemon=True).start()
+    assert reached.wait(LIMIT_S)
+    engine.load_weights(Snapshot(8, "/proc/1/fd/9", 12))
+    go.set()
+    assert (done.result(LIMIT_S).version_first, done.result(LIMIT_S).version_last) == (7 if keep_cache else 8, 8)
+    asked = [path for path in paths(server) if path.startswith(("/pause", "/resume"))]
+    assert asked[1:] == [f"/pause?mode=keep&clear_cache={str(not keep_cache).lower()}", "/resume"]
+    engine.close()
 
 
 UNFIT: list[tuple[str, dict[str, Any], str]] = [
@@ -233,7 +265,7 @@ BROKEN: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("answer", "said"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
-@pytest.mark.parametrize("path", [GENERATE, "/collective_rpc", "/reset_prefix_cache", "/weight_info"])
+@pytest.mark.parametrize("path", [GENERATE, "/collective_rpc", "/weight_info"])
 def test_a_server_that_breaks_is_lost(
     server: FakeVLLMServer, engine: VLLMRolloutEngine, path: str, answer: Any, said: str
 ) -> None:
@@ -280,7 +312,7 @@ def test_weights_that_a_worker_cannot_read_are_told_in_its_words(
         engine.load_weights(SNAPSHOT)
 
 
-@pytest.mark.parametrize("path", ["/collective_rpc", "/reset_prefix_cache"])
+@pytest.mark.parametrize("path", ["/collective_rpc", "/update_weight_version"])
 def test_a_server_whose_vllm_dies_during_a_load_is_lost(
     server: FakeVLLMServer, engine: VLLMRolloutEngine, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:

@@ -184,6 +184,7 @@ def test_a_vllm_engine_gets_every_setting(make_config: Callable[..., TrainConfig
         "threads": 1,
         "seed": 13,
         "transport": "shared-memory",
+        "keep_cache": False,
         "engine_args": {"enforce_eager": True},
     }
     other = factories[1].keywords
@@ -203,13 +204,29 @@ def test_an_engine_for_each_server(make_config: Callable[..., TrainConfig]) -> N
     assert factory.func is vllm_server_engine
     assert factory.args == ("http://b:2", config.ckpt, sampling_params(config))
     told = factory.keywords.pop("on_wait")
-    assert factory.keywords == {"dtype": "float32", "max_model_len": 12, "start_timeout_s": 540.0}
+    assert factory.keywords == {
+        "dtype": "float32",
+        "max_model_len": 12,
+        "keep_cache": False,
+        "start_timeout_s": 540.0,
+    }
     with structlog.testing.capture_logs() as logs:
         told("it is not up")
     assert logs == [{"event": "server_awaited", "log_level": "warning", "engine": 1, "message": "it is not up"}]
     assert engine_words(config, 1) == "vllm server http://b:2"
     without_limit: Any = rollout_engine_factory(config.model_copy(update={"start_timeout_s": 0.0}), 0)
     assert without_limit.keywords["start_timeout_s"] == float("inf")
+
+
+@pytest.mark.parametrize("base_url", [None, "http://a:1"])
+@pytest.mark.parametrize("kept", ["recompute", "keep"])
+def test_vllm_keeps_caches_in_flight_if_asked_to(
+    make_config: Callable[..., TrainConfig], kept: str, base_url: str | None
+) -> None:
+    where = {"rollout_host": "process" if base_url is None else "server", "rollout_base_url": base_url}
+    config = on_vllm(make_config, algo="async-grpo", async_sync_mode="inflight", async_inflight_cache=kept, **where)
+    engine: Any = rollout_engine_factory(config, 0)()
+    assert engine._keep_cache == (kept == "keep")
 
 
 def test_engines_in_words(make_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch) -> None:

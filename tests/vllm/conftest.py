@@ -85,8 +85,10 @@ def server(checkpoints: list[Path], tmp_path_factory: pytest.TempPathFactory) ->
 class Reused(VLLMRolloutEngine):
     """An engine on the vLLM that is there already; it begins without weights, as every engine does."""
 
-    def __init__(self, started: VLLMRolloutEngine, sampling: SamplingParams, eos: Sequence[int]) -> None:
-        super().__init__(started._backend, sampling, eos)
+    def __init__(
+        self, started: VLLMRolloutEngine, sampling: SamplingParams, eos: Sequence[int], keep_cache: bool
+    ) -> None:
+        super().__init__(started._backend, sampling, eos, keep_cache=keep_cache)
         self._portal = started._portal
 
     def start(self) -> dict[str, float]:
@@ -101,9 +103,9 @@ class Reused(VLLMRolloutEngine):
 def engine(started: Callable[[SamplingParams], VLLMRolloutEngine]) -> Engine:
     """Makes an engine with its own sampling on the session's vLLM."""
 
-    def make(*, eos: Sequence[int] = (2,), **sampling: Any) -> VLLMRolloutEngine:
+    def make(*, eos: Sequence[int] = (2,), keep_cache: bool = False, **sampling: Any) -> VLLMRolloutEngine:
         params = SamplingParams(**sampling)
-        return Reused(started(params), params, eos)
+        return Reused(started(params), params, eos, keep_cache)
 
     return make
 

@@ -7,6 +7,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import get_type_hints
 
 import pytest
 
@@ -22,7 +23,6 @@ from fsm_trainer.engines.vllm_versions import weight_source
         ("generate", {"prompt", "sampling_params", "request_id"}),
         ("pause_generation", {"mode", "clear_cache"}),
         ("resume_generation", set()),
-        ("reset_prefix_cache", set()),
         ("collective_rpc", {"method", "args"}),
         ("update_weight_version", {"new_version"}),
         ("get_weight_version", set()),
@@ -61,6 +61,14 @@ def test_the_engines_fields_are_read_without_importing_it() -> None:
     assert (
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "False\n"
     )
+
+
+def test_the_prefix_cache_can_be_kept_apart() -> None:
+    from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
+    from vllm.inputs import TokensPrompt
+
+    assert "cache_salt" in get_type_hints(TokensPrompt)
+    assert "cache_salt" in GenerateRequest.model_fields
 
 
 def test_what_a_completion_says() -> None:
