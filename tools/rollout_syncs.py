@@ -37,7 +37,8 @@ def sync(settings: Settings) -> Iterator[tuple[str, Row]]:
         with local_vllm(model, settings.folder, settings.threads) as engine, TemporaryDirectory() as folder:
             for name in ("shared-memory", "directory"):
                 yield "sync", cost(engine, model, "process", name, tensors, Path(folder), settings.repeats, step_s)
-            yield "generation lost to a load", lost(engine, model, tensors, settings.repeats)
+            for keep_cache in (False, True):
+                yield "generation lost to a load", lost(engine, model, tensors, settings.repeats, keep_cache)
         begin = time.perf_counter()
         with vllm_server(model, settings.folder, settings.threads) as engine:
             parts = engine.start()
@@ -87,12 +88,13 @@ def cost(
     }
 
 
-def lost(engine: VLLMRolloutEngine, model: str, tensors: dict[str, Any], repeats: int) -> Row:
+def lost(engine: VLLMRolloutEngine, model: str, tensors: dict[str, Any], repeats: int, keep_cache: bool) -> Row:
     """What a load takes from generation.
 
-    In flight: by how much longer a batch takes if weights are loaded while it runs, a load. Drained: the engine has
-    nothing to do while it loads, so it is all of the load.
+    In flight: by how much longer a batch takes if weights are loaded while it runs, a load; what ran is computed anew,
+    or keeps its cache. Drained: the engine has nothing to do while it loads, so it is all of the load.
     """
+    engine._keep_cache = keep_cache  # which a run never changes either
     batch, transport = LONG[model], make_transport("shared-memory", bucket_bytes=BUCKET_BYTES, directory=".")
     set_batch(engine, batch)
     snapshot = transport.publish(tensors.items(), 1)
@@ -109,6 +111,7 @@ def lost(engine: VLLMRolloutEngine, model: str, tensors: dict[str, Any], repeats
     return {
         "model": model,
         "prompts x samples x tokens": batch.label,
+        "cache": "keep" if keep_cache else "recompute",
         "generation s": median(plain),
         "drain: lost ms": 1e3 * median(idle),
         "inflight: lost ms": 1e3 * median(longer),

@@ -12,6 +12,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from fsm_trainer.engines.base import Loaded, RolloutRequest, Snapshot
+from fsm_trainer.engines.vllm_local import LocalBackend
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from tests.vllm.conftest import Engine, Publish
 
@@ -61,20 +62,33 @@ def test_the_cost_of_a_load_is_that_of_its_bytes(
     assert row["transfer ms"] < row["load ms"]
 
 
+@pytest.mark.parametrize(("keep_cache", "called"), [(False, "recompute"), (True, "keep")])
 def test_weights_are_loaded_while_a_batch_runs(
-    engine: Engine, models: list[PreTrainedModel], tool: Tool, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
+    models: list[PreTrainedModel],
+    tool: Tool,
+    monkeypatch: pytest.MonkeyPatch,
+    keep_cache: bool,
+    called: str,
 ) -> None:
     syncs, rollouts = tool("rollout_syncs"), engine(n_samples=1, max_new_tokens=1)
     busy: list[int] = []
-    load = VLLMRolloutEngine.load_weights
+    cleared: set[bool] = set()
+    load, pause = VLLMRolloutEngine.load_weights, LocalBackend.pause
 
     def noting(self: VLLMRolloutEngine, snapshot: Snapshot) -> Loaded:
         busy.append(self._busy)
         return load(self, snapshot)
 
+    async def pausing(self: LocalBackend, clear_cache: bool) -> None:
+        cleared.add(clear_cache)
+        await pause(self, clear_cache)
+
+    monkeypatch.setattr(LocalBackend, "pause", pausing)
     monkeypatch.setattr(VLLMRolloutEngine, "load_weights", noting)
     monkeypatch.setitem(syncs.LONG, "tiny", tool("rollout_models").Batch(8, 1, 200))
-    row = syncs.lost(rollouts, "tiny", dict(models[0].named_parameters()), 1)
+    row = syncs.lost(rollouts, "tiny", dict(models[0].named_parameters()), 1, keep_cache)
+    assert (row["cache"], cleared) == (called, {not keep_cache})
     assert 1 in busy, "while a batch ran"
     assert (busy[0], busy[-1]) == (0, 0), "the first, and that of drained sync"
     assert row["transfer"] > 0

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -172,11 +173,31 @@ def test_nothing_outlives_a_killed_run(run: Callable[..., Run]) -> None:
 
 
 @pytest.mark.slow
+def test_nothing_outlives_a_run_that_is_killed_while_vllm_starts(run: Callable[..., Run]) -> None:
+    """Its model's process would wait for its parent to answer, for five minutes, before it calls a plugin."""
+    trained = run("--rollout-engine", "vllm")
+    while not starting_vllm(trained):
+        assert trained.process.poll() is None, trained.text
+    processes = psutil.Process(trained.process.pid).children(recursive=True)
+    os.kill(trained.process.pid, signal.SIGKILL)
+    assert not left_of(processes)
+
+
+def starting_vllm(run: Run) -> bool:
+    """Whether vLLM has started its model's process, which imports torch by now, so has been told what to do."""
+    for process in psutil.Process(run.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if any("spawn_main" in part for part in process.cmdline()):
+                return any("libtorch" in each.path for each in process.memory_maps())
+    return False
+
+
+@pytest.mark.slow
 def test_a_run_generates_with_a_server(
     run: Callable[..., Run], server: tuple[str, int], checkpoints: list[Path]
 ) -> None:
     given = ("--rollout-base-url", f"{server[0]}/v1", "--ckpt", str(checkpoints[0]), "--max-steps", "12")
-    trained = run(*given, "--async-sync-mode", "inflight", *LONG)
+    trained = run(*given, "--async-sync-mode", "inflight", "--async-inflight-cache", "keep", *LONG)
     assert trained.end() == 0, trained.text
     assert trained.metrics[-1]["train_version"] == 12
     replay("verify", trained.folder)
