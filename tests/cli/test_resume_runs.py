@@ -22,6 +22,15 @@ from fsm_trainer.replay.verify import verify
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 LIMIT_S = 120.0
+HELD_REWARD = """
+import pathlib, time
+
+def reward_fn(record):
+    while record.metadata["batch_id"] >= 18 and pathlib.Path({held!r}).exists():
+        time.sleep(0.01)
+    return sum(record.tokens) % 7
+"""
+"""Keeps a run of 24 steps from its end, so that it is there to be killed however late that comes."""
 FAST = ("--progress", "none", "--rollout-host", "inline", "--max-new-tokens", "2", "--n-samples", "2")
 
 
@@ -61,10 +70,14 @@ def kill_after(run: Path, saved: int, *flags: str) -> None:
 @pytest.mark.parametrize("admission", ["paced", "greedy"])
 def test_a_killed_run_goes_on(admission: str, tmp_path: Path) -> None:
     """Every prompt of an epoch is trained on once, over the kill and the resume; the preset's files are found."""
-    run, rest = tmp_path / "killed", tmp_path / "rest"
+    run, rest, held, reward = tmp_path / "killed", tmp_path / "rest", tmp_path / "held", tmp_path / "reward.py"
+    held.touch()
+    reward.write_text(HELD_REWARD.format(held=str(held)))
     shape = ("--async-admission", admission, "--async-rollout-workers", "3", "--async-max-staleness", "3")
     shape += ("--max-prompt-attempts", "99", "--save-interval", "2", "--batch-size", "64", "--epochs", "3")
+    shape += ("--reward-fn-path", str(reward))
     kill_after(run, 3, "--preset", "quickstart", *FAST, *shape)
+    held.unlink()
     saved = list_checkpoints(run / "checkpoints")[-1].train_version
     flags = ("--resume", str(run), "--output-dir", str(rest), "--save-interval", "0")
     done = subprocess.run(command(*flags), env=ENV, capture_output=True, text=True, timeout=LIMIT_S)

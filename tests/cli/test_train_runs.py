@@ -32,12 +32,20 @@ ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": 
 MARK = "FSM_TEST_RUN"
 LIMIT_S = 120.0
 """Nothing here takes nearly as long; reached, it is a hang."""
+HUNG_S = "5"
+"""After which a run gives up what hangs on purpose; nothing that does not hang takes nearly as long."""
+LATE_START = f"""
+import sys, time
+if sys.orig_argv[-1] == "engine-0":
+    time.sleep({LIMIT_S})
+"""
+"""A `sitecustomize` for processes of the run: the engine's does not get to its own code."""
 
 
 class Run:
     """One `fsm-train` process with the quickstart's task."""
 
-    def __init__(self, folder: Path, *flags: str, limit: Callable[[], None] | None = None) -> None:
+    def __init__(self, folder: Path, *flags: str, limit: Callable[[], None] | None = None, **env: str) -> None:
         self.path = folder / "run"
         self.mark = str(folder)
         self._errors = folder / "stderr"
@@ -45,7 +53,7 @@ class Run:
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [*argv, "--output-dir", str(self.path), *flags],
-                env={**os.environ, **ENV, MARK: self.mark},
+                env={**os.environ, **ENV, MARK: self.mark, **env},
                 stdin=subprocess.DEVNULL,
                 stderr=errors,
                 start_new_session=True,
@@ -78,7 +86,7 @@ class Run:
 
     def engine(self) -> psutil.Process:
         """The process of its rollout engine."""
-        (found,) = [p for p in self.alive() if p.cmdline()[-1] == "engine-0"]
+        (found,) = [p for p in self.alive() if p.cmdline()[-1:] == ["engine-0"]]
         return found
 
     def alive(self) -> list[psutil.Process]:
@@ -202,8 +210,10 @@ def test_one_interrupt_finishes_what_is_in_flight_and_saves(start: Callable[...,
     assert "Traceback" not in run.errors()
 
 
-def test_an_interrupt_while_the_engine_starts(start: Callable[..., Run]) -> None:
-    run = start()
+def test_an_interrupt_while_the_engine_starts(start: Callable[..., Run], tmp_path: Path) -> None:
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "sitecustomize.py").write_text(LATE_START)
+    run = start(PYTHONPATH=os.pathsep.join([str(tmp_path / "late"), *filter(None, [os.environ.get("PYTHONPATH")])]))
     run.until(lambda: any(p.cmdline()[-1:] == ["engine-0"] for p in run.alive()), "the engine's process")
     run.signal_all(signal.SIGINT)
     end = run.check_end(130, "interrupted", "sigint after 0 steps", "no checkpoint")
@@ -234,9 +244,9 @@ def test_a_reward_that_raises(start: Callable[..., Run], reward_file: Callable[[
 
 
 def test_a_reward_that_hangs(start: Callable[..., Run], reward_file: Callable[[str], tuple[str, str]]) -> None:
-    flags = ("--reward-timeout-s", "1", "--shutdown-timeout-s", "1")
+    flags = ("--reward-timeout-s", HUNG_S, "--shutdown-timeout-s", HUNG_S)
     run = start(*INLINE, *reward_file("time.sleep(1e6)"), *flags)
-    end = run.check_end(1, "failed", "rollout-0", "rewarding", "reward of batch 2 took longer than 1 s")
+    end = run.check_end(1, "failed", "rollout-0", "rewarding", f"reward of batch 2 took longer than {HUNG_S} s")
     assert run.checkpoints == [f"step-{end.train_version:06d}"]
 
 
@@ -251,11 +261,11 @@ def test_a_killed_engine(start: Callable[..., Run]) -> None:
 
 
 def test_a_frozen_engine(start: Callable[..., Run]) -> None:
-    limits = ("--rollout-timeout-s", "2", "--sync-timeout-s", "2", "--shutdown-timeout-s", "1")
+    limits = ("--rollout-timeout-s", HUNG_S, "--sync-timeout-s", HUNG_S, "--shutdown-timeout-s", "1")
     run = start(*limits)
     run.until_steps(2)
     run.engine().send_signal(signal.SIGSTOP)
-    run.check_end(1, "failed", "took longer than 2 s")
+    run.check_end(1, "failed", f"took longer than {HUNG_S} s")
     assert "generate of batch" in run.last_line or "load_weights" in run.last_line
 
 
@@ -277,7 +287,7 @@ def test_a_kill_of_the_run_takes_its_engine_with_it(start: Callable[..., Run]) -
     engine = run.engine()
     run.process.kill()
     assert run.wait() == -signal.SIGKILL
-    psutil.wait_procs([engine], timeout=30)
+    psutil.wait_procs([engine, *run.alive()], timeout=30)
     assert run.alive() == []
     log = run.log()
     assert (log.state, log.damaged) == ("crashed", False)
