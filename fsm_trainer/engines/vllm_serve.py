@@ -11,7 +11,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from fsm_trainer.engines.vllm_plugin import MARK
+from fsm_trainer.engines.vllm_plugin import MARK, children_bound
 from fsm_trainer.engines.vllm_setup import CPU_ENVIRONMENT
 from fsm_trainer.engines.vllm_versions import built_for_cpu, check_vllm
 from fsm_trainer.engines.vllm_worker import PATH
@@ -26,7 +26,7 @@ _SWITCHES = ("--enable-scale-out", "--disable-uvicorn-access-log")
 """The first opens the route that takes and gives token ids."""
 _ON_CPU = ("--enforce-eager", "--no-enable-chunked-prefill")
 """As `vllm_setup` has them."""
-_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", MARK: "1"}
+_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 def arguments(given: Sequence[str], *, on_cpu: bool) -> list[str]:
@@ -57,8 +57,10 @@ def main() -> None:
     on_cpu = built_for_cpu()
     for name, value in {**_ENVIRONMENT, **(CPU_ENVIRONMENT if on_cpu else {})}.items():
         os.environ.setdefault(name, value)
+    os.environ[MARK] = str(os.getpid())
     sys.argv = ["vllm.entrypoints.openai.api_server", *arguments(sys.argv[1:], on_cpu=on_cpu)]
-    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+    with children_bound():  # which takes the place of the main module, so that must stay this one
+        runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
 
 if __name__ == "__main__":

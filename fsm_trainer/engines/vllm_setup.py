@@ -17,7 +17,7 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import EngineLost, SamplingParams
-from fsm_trainer.engines.vllm_plugin import MARK
+from fsm_trainer.engines.vllm_plugin import MARK, children_bound
 from fsm_trainer.engines.vllm_requests import logprobs_mode
 from fsm_trainer.engines.vllm_transfer import OFFICIAL
 from fsm_trainer.engines.vllm_versions import check_vllm
@@ -111,7 +111,7 @@ class Setup:
                 raise ValueError(f"--vllm-arg {name} is no argument of vLLM's engine; its documentation lists them")
         if self.transport in OFFICIAL:
             arguments = {**arguments, "weight_transfer_config": WeightTransferConfig(backend=OFFICIAL[self.transport])}
-        with _starting, environment(self._process_environment()), interrupts_blocked():
+        with _starting, environment(self._process_environment()), children_bound(), interrupts_blocked():
             try:
                 return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
             except (RuntimeError, ValueError) as error:  # its process has failed, and said more on standard error

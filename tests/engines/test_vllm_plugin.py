@@ -6,37 +6,59 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
 from fsm_trainer.engines import vllm_plugin
-from fsm_trainer.engines.vllm_plugin import MARK
+from fsm_trainer.engines.vllm_plugin import MARK, children_bound
 
 GONE_S = 30.0
-PARENT = """
+SLOW = """
 import multiprocessing, os, time
-from fsm_trainer.engines.vllm_plugin import register
 
-def child(said):
-    register()
-    said.send(os.getpid())
+def ready():
+    print(os.getpid(), flush=True)
     time.sleep(600)
 
+def register_first():
+    from fsm_trainer.engines.vllm_plugin import register
+    register()
+    ready()
+
+if multiprocessing.current_process().name == "slow-to-import":
+    ready()
+"""
+PARENT = """
+import multiprocessing, sys, time
+import slow
+from fsm_trainer.engines.vllm_plugin import children_bound
+
+def start(method, target, name):
+    multiprocessing.get_context(method).Process(target=target, name=name).start()
+
 if __name__ == "__main__":
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    context.Process(target=child, args=(theirs,)).start()
-    print(ours.recv(), flush=True)
+    how = sys.argv[1]
+    if how == "by itself":
+        start("fork", slow.register_first, "forked")
+    else:
+        with children_bound():
+            start("fork" if how == "forked" else "spawn", slow.ready, "forked" if how == "forked" else "slow-to-import")
     time.sleep(600)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 @pytest.mark.parametrize("marked", [True, False])
-def test_a_marked_process_does_not_outlive_a_killed_parent(marked: bool) -> None:
-    env = {name: value for name, value in os.environ.items() if name != MARK} | ({MARK: "1"} if marked else {})
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, env=env, text=True) as parent:
+@pytest.mark.parametrize("how", ["by itself", "forked", "spawned"])
+def test_a_marked_process_does_not_outlive_a_killed_parent(tmp_path: Path, how: str, marked: bool) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    mark = f"import os; os.environ[{MARK!r}] = str(os.getpid())\n" if marked else ""
+    (tmp_path / "parent.py").write_text(mark + PARENT)
+    env = {name: value for name, value in os.environ.items() if name != MARK}
+    argv = [sys.executable, str(tmp_path / "parent.py"), how]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=env, text=True) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         os.kill(parent.pid, signal.SIGKILL)
@@ -48,18 +70,26 @@ def test_a_marked_process_does_not_outlive_a_killed_parent(marked: bool) -> None
             child.kill()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_an_orphan_ends_at_once() -> None:
+    script = "from fsm_trainer.engines.vllm_plugin import register; register(); print('here')"
+    for owner, expected in ((os.getpid(), (0, "here\n")), (os.getppid(), (0, "here\n")), (1 << 22, (1, ""))):
+        env = {**os.environ, MARK: str(owner)}
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=False)
+        assert (done.returncode, done.stdout) == expected
+
+
+def test_the_main_module_is_as_before_afterwards() -> None:
+    main = sys.modules["__main__"]
+    before = main.__spec__
+    with children_bound():
+        assert main.__spec__ is vllm_plugin.__spec__
+    assert main.__spec__ is before
+
+
 def test_the_process_that_starts_vllm_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setenv(MARK, "1")
-    monkeypatch.setattr(vllm_plugin.ctypes, "CDLL", asked.append)
-    vllm_plugin.register()
-    assert not asked
-
-
-def test_that_holds_where_it_is_a_child_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
     monkeypatch.setenv(MARK, str(os.getpid()))
-    monkeypatch.setattr(vllm_plugin.multiprocessing, "parent_process", lambda: psutil.Process(os.getppid()))
     monkeypatch.setattr(vllm_plugin.ctypes, "CDLL", asked.append)
     vllm_plugin.register()
     assert not asked

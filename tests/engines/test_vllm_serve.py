@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsm_trainer.engines import vllm_serve
+from fsm_trainer.engines import vllm_plugin, vllm_serve
 from fsm_trainer.engines.vllm_plugin import MARK
 from fsm_trainer.engines.vllm_serve import arguments, main
 
@@ -62,13 +62,20 @@ def test_it_hands_over_to_vllm_with_its_environment_set(monkeypatch: pytest.Monk
         monkeypatch.delenv(name)
     monkeypatch.setattr(vllm_serve, "check_vllm", lambda: "0.32.0")
     monkeypatch.setattr(vllm_serve, "built_for_cpu", lambda: False)
-    monkeypatch.setattr(runpy, "run_module", lambda name, **options: ran.append((name, sys.argv, dict(os.environ))))
+    monkeypatch.setenv(MARK, "to be restored")
+
+    def run_module(name: str, *, run_name: str) -> None:
+        assert run_name == "__main__"
+        ran.append((name, sys.argv, dict(os.environ), sys.modules["__main__"].__spec__))
+
+    monkeypatch.setattr(runpy, "run_module", run_module)
     monkeypatch.setattr(sys, "argv", ["vllm_serve", "MODEL"])
     main()
-    ((name, argv, environment),) = ran
+    ((name, argv, environment, spec),) = ran
     assert name == "vllm.entrypoints.openai.api_server"
     assert argv[1:] == arguments(["MODEL"], on_cpu=False)
-    assert (environment["VLLM_SERVER_DEV_MODE"], environment[MARK]) == ("1", "1")
+    assert (environment["VLLM_SERVER_DEV_MODE"], environment[MARK]) == ("1", str(os.getpid()))
+    assert spec is vllm_plugin.__spec__
 
 
 @pytest.mark.parametrize(("argv", "code"), [(["--help"], 0), ([], 2)])
