@@ -267,13 +267,18 @@ def live_run(case: LiveCase, directory: Path) -> LiveResult:
         try:
             operations.close(CLOSE_S)
         except RuntimeError as error:
-            # An engine that was killed, or died, says so when it is closed.
-            problems += [] if outcome == "failed" else [f"closing: {error}"]
+            # An engine that was killed, or died, says so when it is closed: a run may be over before it hears of it.
+            problems += [] if outcome == "failed" or _may_die(case) else [f"closing: {error}"]
     log.close()
     found = verify(directory)
     problems += [*_check_log(case, found, outcome, loop), *_check_gone(threads, children)]
     wall_s = time.monotonic() - begin
     return LiveResult(case, outcome, loop.error, wall_s, found.log.table.num_rows, found.decisions, tuple(problems))
+
+
+def _may_die(case: LiveCase) -> bool:
+    killed = any(event.message == KILL.message for event in case.happenings.values())
+    return killed or any(fault.effect is Effect.DIE for fault in case.behaviour.faults)
 
 
 def _check_log(case: LiveCase, found: VerifyResult, outcome: str, loop: EventLoop) -> list[str]:

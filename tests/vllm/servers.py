@@ -23,9 +23,11 @@ GONE_S = 30.0
 @contextmanager
 def vllm_server(ckpt: Path, log: Path, max_model_len: int) -> Iterator[tuple[str, int]]:
     """Its address and process; it may not be up yet, which engines wait for."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    reserved = socket.socket()
+    # Kept bound, so that nobody else is given the port before the server, which may listen on it all the same.
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    port = reserved.getsockname()[1]
     argv = [
         sys.executable,
         "-m",
@@ -50,6 +52,7 @@ def vllm_server(ckpt: Path, log: Path, max_model_len: int) -> Iterator[tuple[str
         yield f"http://127.0.0.1:{port}", process.pid
     finally:
         end_group(process)
+        reserved.close()
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -61,7 +64,14 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 def vllm_processes(pid: int | None = None) -> list[psutil.Process]:
     """vLLM's own processes below a process (None: this one)."""
-    return [p for p in psutil.Process(pid).children(recursive=True) if any("VLLM::" in part for part in p.cmdline())]
+    return [p for p in psutil.Process(pid).children(recursive=True) if _is_vllms(p)]
+
+
+def _is_vllms(process: psutil.Process) -> bool:
+    try:
+        return any("VLLM::" in part for part in process.cmdline())
+    except psutil.NoSuchProcess:  # it has just ended
+        return False
 
 
 def kill(processes: list[psutil.Process]) -> None:

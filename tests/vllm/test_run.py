@@ -48,13 +48,6 @@ class Run:
         )
         self.said: list[str] = []
 
-    def until(self, word: str) -> None:
-        """Read what it says up to a line that has the word."""
-        for line in self._lines():
-            if word in line:
-                return
-        raise AssertionError(f"it ended without saying {word!r}: {self.text}")
-
     def end(self) -> int:
         """Read the rest; its exit code."""
         list(self._lines())
@@ -110,7 +103,11 @@ def late_reward(run: Run) -> float:
 
 def vllm_while_it_trains(run: Run) -> list[psutil.Process]:
     """vLLM's processes, once a first step is done."""
-    run.until("reward 0.")
+    metrics = run.folder / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_bytes()):
+        with suppress(subprocess.TimeoutExpired):
+            run.process.wait(0.02)
+            pytest.fail(f"it ended with {run.end()} before its first step: {run.text}")
     found = vllm_processes(run.process.pid)
     assert found
     return found
@@ -118,12 +115,14 @@ def vllm_while_it_trains(run: Run) -> list[psutil.Process]:
 
 @pytest.mark.slow
 def test_it_learns_as_with_hf(run: Callable[..., Run]) -> None:
-    vllm = run("--rollout-engine", "vllm", "--max-steps", "80", name="vllm")
+    # In lockstep threads do not decide which weights a batch is drawn with.
+    given = ("--max-steps", "80", "--async-admission", "lockstep")
+    vllm = run("--rollout-engine", "vllm", *given, name="vllm")
     assert vllm.end() == 0, vllm.text
-    hf = run("--rollout-engine", "hf", "--max-steps", "80", name="hf")
+    hf = run("--rollout-engine", "hf", *given, name="hf")
     assert hf.end() == 0, hf.text
     assert vllm.metrics[0]["reward_mean"] < 0.1
-    # Measured: 0.61 and 0.72. Runs of one seed differ, since threads decide which weights a batch is drawn with.
+    # Measured: 0.60 with hf, which is the same each time, and 0.71 with vLLM.
     assert late_reward(hf) > 0.4
     assert late_reward(vllm) > late_reward(hf) - 0.2
     assert "agree with the scheduler" in replay("verify", vllm.folder)

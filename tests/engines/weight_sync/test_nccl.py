@@ -1,5 +1,6 @@
 """What of the NCCL transport runs without a GPU; with vLLM's own classes see tests/vllm."""
 
+import gc
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ TENSORS = {"a": torch.zeros(2, 3, dtype=torch.bfloat16), "scalar": torch.tensor(
 @pytest.fixture
 def transport(monkeypatch):
     """Publishes tensors of the CPU, too; its doors are referred to by others, as by a delivery."""
+    gc.collect()  # what other tests forgot must not be closed while descriptors are counted
     reserve, doors = nccl._reserve_port, []
     monkeypatch.setattr(nccl, "_reserve_port", lambda: doors.append(reserve()) or doors[-1])
     monkeypatch.setattr(nccl, "cuda_device", lambda tensors, transport: torch.device("cpu"))
@@ -62,6 +64,7 @@ def test_the_payload_gives_one_load_its_port_and_every_load_the_tensors():
 
 
 def test_weights_on_the_cpu_are_refused_and_leave_nothing():
+    gc.collect()
     transport = NcclTransport(ranks=1, bucket_bytes=100)
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(ValueError, match="nccl takes weights from one CUDA device, but they are on cpu"):

@@ -1,5 +1,6 @@
 """What is particular to shared memory; the rest is in test_pulled."""
 
+import gc
 import os
 import resource
 
@@ -14,6 +15,7 @@ from fsm_trainer.engines.weight_sync.transport import read_snapshot
 
 @pytest.fixture(params=[True, False], ids=["memfd", "file"])
 def transport(request):
+    gc.collect()  # what other tests forgot must not free its descriptor's number meanwhile
     transport = SharedMemoryTransport(use_memfd=request.param)
     yield transport
     transport.close()
