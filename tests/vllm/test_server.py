@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from transformers import PreTrainedModel
 
+from fsm_trainer.analysis import batches_frame, load_events, sync_frame
 from fsm_trainer.engines.base import EngineLost, Rollout, RolloutRequest, SamplingParams, Snapshot
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.vllm_server import vllm_server_engine
 from fsm_trainer.engines.weight_sync.directory import DirectoryTransport
 from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
 from tests.vllm.conftest import MAX_MODEL_LEN, Publish, largest_gap
-from tests.vllm.servers import left_of, vllm_processes
+from tests.vllm.servers import end_group, left_of, vllm_processes, vllm_server
+from tests.vllm.test_run import FEW, Run, replay
 from tests.vllm.test_weights import PROMPTS, REQUEST, TOLERANCE, load_while_generating
 
 LIMIT_S = 100.0
@@ -151,6 +156,44 @@ def test_a_server_that_hangs_can_be_given_up(connect: Any, publish: Publish, ser
         os.kill(server[1], signal.SIGCONT)
     engine.load_weights(publish(1))
     assert engine.generate(REQUEST).version_first == 1
+
+
+@pytest.mark.slow
+def test_a_run_generates_with_two_servers_and_ends_when_one_is_killed(
+    server: Server, checkpoints: list[Path], tmp_path: Path
+) -> None:
+    with vllm_server(checkpoints[0], tmp_path / "log", MAX_MODEL_LEN + 1) as (url, pid):
+        urls = ("--rollout-base-url", f"{server[0]},{url}")
+        run = Run(tmp_path / "run", *urls, "--ckpt", str(checkpoints[0]), "--max-steps", "10000", *FEW)
+        try:
+            wait_for_steps(run, 8)
+            os.kill(pid, signal.SIGKILL)
+            assert run.end() == 1, run.text
+        finally:
+            end_group(run.process)
+            assert run.process.stdout is not None
+            run.process.stdout.close()
+    last = run.said[-1]
+    assert last.startswith("fsm-train: failed")
+    assert f"the vLLM server at {url} does not answer" in last
+    assert psutil.pid_exists(server[1]), "the other server is well"
+    replay("verify", run.folder)
+    events = load_events(run.folder)
+    trained = batches_frame(events).query("state == 'trained'")
+    assert set(trained["engine"]) == {0, 1}
+    loads = sync_frame(events).query("loaded")
+    assert all(loads[loads["engine"] == engine]["version"].nunique() > 1 for engine in (0, 1))
+    # What was learnt is saved.
+    assert f"step-{len(trained):06d}" in last
+
+
+def wait_for_steps(run: Run, steps: int) -> None:
+    """Until a run has done them."""
+    metrics = run.folder / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= steps):
+        with suppress(subprocess.TimeoutExpired):
+            run.process.wait(0.02)
+            pytest.fail(f"it ended with {run.end()} before: {run.text}")
 
 
 def test_a_killed_server_is_told_at_once(connect: Any, publish: Publish, server: Server) -> None:
