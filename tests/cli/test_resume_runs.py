@@ -21,7 +21,7 @@ from fsm_trainer.eventlog.reader import read_log, records
 from fsm_trainer.replay.verify import verify
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 HELD_REWARD = """
 import pathlib, time
 
