@@ -252,7 +252,7 @@ def test_a_damaged_state_is_refused() -> None:
         source(10).load_state_dict(state)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     rows=st.integers(1, 12),
     epochs=st.integers(1, 3),

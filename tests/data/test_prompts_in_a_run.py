@@ -86,7 +86,7 @@ class RunOnSource(Driver):
         return self
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     rows=st.integers(2, 9),
     batch_size=st.integers(1, 3),
