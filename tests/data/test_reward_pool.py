@@ -184,7 +184,7 @@ def test_a_blocked_event_loop_is_killed_and_the_others_are_scored(pool: Pool) ->
         "import time\nasync def reward_fn(record):\n"
         "    if record.completion == 'bad': time.sleep(1e6)\n    return 1.0\n"
     )
-    found = pool.score(text, *GOOD, "bad", limit_s=0.2)
+    found = pool.score(text, *GOOD, "bad", limit_s=1.0)
     assert found[:4] == [1.0] * 4
     assert found[4].kind == "timeout"
 
