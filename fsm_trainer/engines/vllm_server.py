@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import index
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import EngineLost, SamplingParams, Snapshot
 from fsm_trainer.engines.hf_model import checkpoint_special_tokens
+from fsm_trainer.engines.vllm_health import HEALTH, ServerHealth
 from fsm_trainer.engines.vllm_requests import SCORING_ARGUMENTS, Completion, logprobs_mode
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.vllm_versions import check_version
@@ -24,13 +25,9 @@ from fsm_trainer.engines.vllm_worker import METHOD, PATH, REPORT, SHAPE_METHOD, 
 if TYPE_CHECKING:
     import httpx
 
-T = TypeVar("T")
 GENERATE = "/inference/v1/generate"
-_HEALTH = "/health"
 _START = "start it with python -m fsm_trainer.engines.vllm_serve"
 _POLL_S = 0.5
-_LOOK_S = 5.0
-"""How often it is looked at whether the server is well, while it takes its time for anything but a generation."""
 _CONNECT_S = 10.0
 """For a connection, and for an answer to whether the server is up."""
 _KEPT_S = 2.0
@@ -92,6 +89,7 @@ class ServerBackend:
         self._on_wait = on_wait
         self._shape = dict(shape or {})
         self._client: httpx.AsyncClient | None = None
+        self._health = ServerHealth(self._where)
 
     async def open(self) -> dict[str, float]:
         """Wait until the server answers, and check how it was started."""
@@ -170,7 +168,7 @@ class ServerBackend:
         tell = self._on_wait
         while True:
             try:
-                await self._get(_HEALTH, timeout=_CONNECT_S)
+                await self._get(HEALTH, timeout=_CONNECT_S)
                 return
             except EngineLost as error:
                 if time.perf_counter() > until:
@@ -231,10 +229,10 @@ class ServerBackend:
     async def _get(self, path: str, **options: Any) -> Any:
         return await self._ask("GET", path, **options)
 
-    async def _post(self, path: str, **options: Any) -> Any:
-        return await self._ask("POST", path, **options)
+    async def _post(self, path: str, tokens: int = 0, **options: Any) -> Any:
+        return await self._ask("POST", path, tokens, **options)
 
-    async def _ask(self, method: str, path: str, **options: Any) -> Any:
+    async def _ask(self, method: str, path: str, tokens: int = 0, **options: Any) -> Any:
         """One request's answer. EngineLost where there is none, or one that says the server is in trouble."""
         import httpx
 
@@ -242,7 +240,8 @@ class ServerBackend:
             raise RuntimeError("the vLLM server is not connected, or closed")
         where = self._where
         try:
-            answer = await self._watched(self._client, path, self._client.request(method, path, **options))
+            request = self._client.request(method, path, **options)
+            answer = await self._health.watched(self._client, path, request, tokens)
         except httpx.HTTPError as error:
             raise EngineLost(f"{where} does not answer {path}: {str(error) or type(error).__name__}") from error
         if answer.status_code in (httpx.codes.NOT_FOUND, httpx.codes.FORBIDDEN):
@@ -257,23 +256,6 @@ class ServerBackend:
             return answer.json() if answer.content else None
         except ValueError as error:
             raise EngineLost(f"{said}, which is no JSON") from error
-
-    async def _watched(self, client: httpx.AsyncClient, path: str, request: Coroutine[Any, Any, T]) -> T:
-        """What comes of a request. EngineLost when the server's vLLM dies amid one of which it never says so itself."""
-        import httpx
-
-        if path in (GENERATE, _HEALTH):
-            return await request
-        answer = asyncio.ensure_future(request)
-        try:
-            while not (await asyncio.wait({answer}, timeout=_LOOK_S))[0]:
-                with suppress(httpx.TimeoutException):  # busy, or stopped: how long that may take is the deadline's
-                    health = await client.get(_HEALTH, timeout=_CONNECT_S)
-                    if health.is_server_error:
-                        raise EngineLost(f"{self._where} answers {_HEALTH} with {health.status_code} during {path}")
-            return answer.result()
-        finally:
-            answer.cancel()
 
 
 def _completion(choice: dict[str, Any]) -> Completion:

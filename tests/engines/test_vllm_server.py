@@ -316,7 +316,7 @@ def test_weights_that_a_worker_cannot_read_are_told_in_its_words(
 def test_a_server_whose_vllm_dies_during_a_load_is_lost(
     server: FakeVLLMServer, engine: VLLMRolloutEngine, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr("fsm_trainer.engines.vllm_server._LOOK_S", 0.001)
+    monkeypatch.setattr("fsm_trainer.engines.vllm_health._LOOK_S", 0.001)
     answers = iter([(200, b""), (503, b"")])
     server.answers |= {path: server.never, "/health": lambda _: next(answers)}
     with pytest.raises(EngineLost, match=f"answers /health with 503 during {path}"):
@@ -326,10 +326,23 @@ def test_a_server_whose_vllm_dies_during_a_load_is_lost(
 def test_a_server_that_is_gone_during_a_load_is_lost(
     server: FakeVLLMServer, engine: VLLMRolloutEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fsm_trainer.engines.vllm_server._LOOK_S", 0.001)
+    monkeypatch.setattr("fsm_trainer.engines.vllm_health._LOOK_S", 0.001)
     server.answers |= {"/collective_rpc": server.never, "/health": lambda _: None}
-    with pytest.raises(EngineLost, match="does not answer /collective_rpc"):
+    with pytest.raises(EngineLost, match=r"has not answered /health 6 times in a row, .* during /collective_rpc"):
         engine.load_weights(SNAPSHOT)
+
+
+@pytest.mark.parametrize("path", [GENERATE, "/collective_rpc"])
+def test_a_server_that_hangs_is_lost(
+    server: FakeVLLMServer, engine: VLLMRolloutEngine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    for name, value in (("LOOK", 0.001), ("ANSWER", 0.01), ("PATIENCE", 0.035), ("PER_TOKEN", 0.0)):
+        monkeypatch.setattr(f"fsm_trainer.engines.vllm_health._{name}_S", value)
+    server.answers |= {path: server.never, "/health": server.never}
+    with pytest.raises(EngineLost) as caught:
+        engine.generate(REQUEST) if path == GENERATE else engine.load_weights(SNAPSHOT)
+    said = f"has not answered /health 3 times in a row, each within 0.01 s, during {path}"
+    assert str(caught.value) == f"the vLLM server at {server.url} {said}"
 
 
 def test_a_server_that_does_not_answer_can_be_given_up(server: FakeVLLMServer, engine: VLLMRolloutEngine) -> None:

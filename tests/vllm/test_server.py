@@ -18,6 +18,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from fsm_trainer.analysis import batches_frame, load_events, sync_frame
+from fsm_trainer.engines import vllm_health
 from fsm_trainer.engines.base import EngineLost, Rollout, RolloutRequest, SamplingParams, Snapshot
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.vllm_server import vllm_server_engine
@@ -152,6 +153,24 @@ def test_a_server_that_hangs_can_be_given_up(connect: Any, publish: Publish, ser
         engine.abort()
         with pytest.raises(RuntimeError, match="generation aborted"):
             hung.result(LIMIT_S)
+    finally:
+        os.kill(server[1], signal.SIGCONT)
+    engine.load_weights(publish(1))
+    assert engine.generate(REQUEST).version_first == 1
+
+
+def test_a_server_that_hangs_is_lost(
+    connect: Any, publish: Publish, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = connect(n_samples=4, max_new_tokens=180)
+    engine.load_weights(publish(0))
+    os.kill(server[1], signal.SIGSTOP)
+    try:
+        with monkeypatch.context() as hasty:
+            for name, value in (("LOOK", 0.01), ("ANSWER", 0.2), ("PATIENCE", 1.0), ("PER_TOKEN", 0.0)):
+                hasty.setattr(vllm_health, f"_{name}_S", value)
+            with pytest.raises(EngineLost, match=r"has not answered /health \d times in a row, .* during /inference"):
+                engine.generate(REQUEST)
     finally:
         os.kill(server[1], signal.SIGCONT)
     engine.load_weights(publish(1))
