@@ -49,7 +49,13 @@ def children_bound() -> Iterator[None]:
 
 @cache
 def _register_at_fork() -> None:
-    os.register_at_fork(after_in_child=register)
+    os.register_at_fork(after_in_child=_register_child)
+
+
+def _register_child() -> None:
+    # Not what vLLM's processes fork themselves: the kernel would end that with the thread that does, not the process.
+    if os.environ.get(MARK) == str(os.getppid()):
+        register()
 
 
 def _ancestors() -> Iterator[int]:
