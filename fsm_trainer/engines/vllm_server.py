@@ -162,7 +162,9 @@ class ServerBackend:
             self._client = None
 
     async def _generate(self, tokens: Sequence[int], arguments: dict[str, Any], **options: str) -> Any:
-        return await self._post(GENERATE, json={"token_ids": list(tokens), "sampling_params": arguments, **options})
+        owed = len(tokens) + arguments.get("n", 1) * arguments["max_tokens"]
+        asked = {"token_ids": list(tokens), "sampling_params": arguments, **options}
+        return await self._post(GENERATE, owed, json=asked)
 
     async def _wait(self, until: float) -> None:
         tell = self._on_wait

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fsm_trainer.engines.base import EngineLost, Rollout, RolloutRequest, SamplingParams, Snapshot
+from fsm_trainer.engines.vllm_health import ServerHealth
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.vllm_server import GENERATE, ServerBackend
 from fsm_trainer.engines.vllm_versions import OLDEST
@@ -97,6 +98,25 @@ def test_a_batch_is_one_request_a_prompt(server: FakeVLLMServer, engine: VLLMRol
     assert sorted(body["token_ids"] for body in bodies) == [[4, 5], [6]]
     assert all(body["sampling_params"]["n"] == 2 for body in bodies)
     assert bodies[0]["sampling_params"]["seed"] != bodies[1]["sampling_params"]["seed"]
+
+
+def test_a_server_owes_the_tokens_of_a_generation_and_none_else(
+    engine: VLLMRolloutEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owed: list[tuple[str, int]] = []
+    watched = ServerHealth.watched
+
+    async def noting(self: ServerHealth, client: Any, what: str, request: Any, tokens: int) -> Any:
+        owed.append((what, tokens))
+        return await watched(self, client, what, request, tokens)
+
+    monkeypatch.setattr(ServerHealth, "watched", noting)
+    engine.generate(REQUEST)
+    engine.score([(4, 5, 6)], 1.0)
+    engine.load_weights(SNAPSHOT)
+    # Prompts of 2 and 1 tokens with 2 samples of up to 2; a sequence of 3 and the token that scoring it draws.
+    assert [each for each in owed if each[0] == GENERATE] == [(GENERATE, 6), (GENERATE, 5), (GENERATE, 4)]
+    assert {tokens for what, tokens in owed if what != GENERATE} == {0}
 
 
 def test_the_prefix_cache_is_kept_apart_by_load(server: FakeVLLMServer, engine: VLLMRolloutEngine) -> None:
