@@ -1,6 +1,6 @@
-"""What vLLM as the rollout engine costs: tokens a second, overhead, weight sync, start.
+"""What vLLM as the rollout engine costs: tokens a second, overhead, weight sync, start; and whether it says it lives.
 
-    python tools/bench_rollout.py [--only throughput|overhead|sync|start] [--models tiny,smollm2,qwen3-0.6b]
+    python tools/bench_rollout.py [--only throughput|overhead|sync|start|health] [--models tiny,smollm2,qwen3-0.6b]
                                   [--repeats 3] [--threads 1] [--json FILE] [--folder runs/bench-models]
 
 Needs vLLM, so it runs in the environment that `make test-vllm` makes; SmolLM2 needs what examples/smollm2 installs.
@@ -11,6 +11,7 @@ Needs vLLM, so it runs in the environment that `make test-vllm` makes; SmolLM2 n
 - sync: publishing and loading by transport; the share of a training step; what generation loses to a load; on the way,
   the start of each server.
 - start: seconds by part of an engine in a process of its own.
+- health: milliseconds in which a server answers /health while it generates, scores and loads.
 
 Models are made in --folder once and kept (2 GB). With --json, other parts and models already in the file stay there, so
 that all can be measured bit by bit. docs/vllm.md shows its output.
@@ -27,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from rollout_health import health
 from rollout_models import MODELS
 from rollout_speed import Row, Settings, overhead, throughput
 from rollout_starts import start
@@ -37,6 +39,7 @@ PARTS: dict[str, Callable[[Settings], Iterator[tuple[str, Row]]]] = {
     "overhead": overhead,
     "sync": sync,
     "start": start,
+    "health": health,
 }
 """Rows, and of which table."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 from fsm_trainer.engines.base import Loaded, RolloutRequest, Snapshot
 from fsm_trainer.engines.vllm_local import LocalBackend
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
+from tests.engines.fake_vllm_server import FakeVLLMServer
 from tests.vllm.conftest import Engine, Publish
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -93,6 +95,21 @@ def test_weights_are_loaded_while_a_batch_runs(
     assert (busy[0], busy[-1]) == (0, 0), "the first, and that of drained sync"
     assert row["transfer"] > 0
     assert row["of that: pause"] > 0
+
+
+def test_a_server_is_asked_for_its_health_while_it_works(tool: Tool) -> None:
+    server = FakeVLLMServer()
+
+    def work() -> None:
+        already = len(server.asked)
+        while len(server.asked) < already + 2:
+            os.sched_yield()
+
+    row = tool("rollout_health").answers(server.url, work, 3)
+    server.close()
+    assert {path for _, path, _ in server.asked} == {"/health"}
+    assert row["asked"] == len(server.asked) >= 6
+    assert 0 < row["mean ms"] <= row["worst ms"]
 
 
 def test_a_table_is_markdown(tool: Tool) -> None:
