@@ -13,6 +13,8 @@ from fsm_trainer.engines.logprob_gap import GapLimit, LogprobGap
 
 PROMPTS = ((5, 6, 7, 8), (9,), (10, 11))
 POLL_S = 0.005
+ENDING_S = 5.0
+"""How long a thread that was told to end may take: transformers does not wait for the pool that it loads with."""
 SCORES = GapLimit(0.2)
 """Wide enough for bfloat16."""
 
@@ -169,7 +171,10 @@ class RolloutContract:
             engine.load_weights(self._publish(0))
             engine.generate(self._request)
         left = set(threading.enumerate()) - before
-        assert not left, f"threads left after close: {[thread.name for thread in left]}"
+        for thread in left:
+            thread.join(ENDING_S)
+        names = [thread.name for thread in left if thread.is_alive()]
+        assert not names, f"threads left after close: {names}"
 
     def _rollout(self) -> Rollout:
         with self._engine(self._factory) as engine:

@@ -32,6 +32,7 @@ from fsm_trainer.testing import (
     FakeRolloutEngine,
     FakeTrainEngine,
     Fault,
+    contract_rollout,
     engine_contract,
 )
 from fsm_trainer.testing.contract_train import SEQUENCES
@@ -231,7 +232,27 @@ def test_a_rollout_engine_that_breaks_a_promise_fails_its_check(engine: Callable
         check()
 
 
-def test_a_thread_left_behind_fails_its_check() -> None:
+class Ending(FakeRolloutEngine):
+    """Its thread has been told to end by the time that `close` returns, and ends a moment later."""
+
+    def start(self) -> None:
+        super().start()
+        self._told = threading.Event()
+        self._pool = threading.Thread(target=self._told.wait, name="ending", daemon=True)
+        self._pool.start()
+
+    def close(self) -> None:
+        super().close()
+        threading.Timer(0.05, self._told.set).start()
+
+
+def test_a_thread_that_is_about_to_end_is_none_that_is_left() -> None:
+    (check,) = [check for check in fake_rollout_checks(Ending) if check.name == "close_leaves_no_thread"]
+    check()
+
+
+def test_a_thread_left_behind_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract_rollout, "ENDING_S", 0.01)
     (check,) = [check for check in fake_rollout_checks(Leaky) if check.name == "close_leaves_no_thread"]
     with pytest.raises(AssertionError, match="leak"):
         check()
