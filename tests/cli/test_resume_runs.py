@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from fsm_trainer.cli.replay import main as replay
@@ -23,14 +22,18 @@ from fsm_trainer.replay.verify import verify
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 LIMIT_S = 240.0
 HELD_REWARD = """
-import pathlib, time
+import os, pathlib, time
+
+seen = os.open({seen!r}, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
 def reward_fn(record):
     while record.metadata["batch_id"] >= 18 and pathlib.Path({held!r}).exists():
         time.sleep(0.01)
+    os.write(seen, "{{batch_id}} {{group}} {{epoch}} {{}}\\n".format(record.prompt, **record.metadata).encode())
     return sum(record.tokens) % 7
 """
-"""Keeps a run of 24 steps from its end, so that it is there to be killed however late that comes."""
+"""Keeps a run of 24 steps from its end, so that it is there to be killed however late that comes. Notes the prompts of
+each batch: when it is killed, the run's own samples may lack some."""
 FAST = ("--progress", "none", "--rollout-host", "inline", "--max-new-tokens", "2", "--n-samples", "2")
 
 
@@ -38,12 +41,12 @@ def command(*flags: str) -> list[str]:
     return [sys.executable, "-m", "fsm_trainer.cli.train", *flags]
 
 
-def trained_rows(run: Path, versions: range) -> Counter[tuple[int, int]]:
-    """(epoch, row) of every prompt trained on in steps that lead to these versions."""
+def trained_prompts(run: Path, versions: range, seen: Path) -> Counter[tuple[int, str]]:
+    """(epoch, text) of every prompt trained on in steps that lead to these versions, by what the reward has noted."""
     ends = [r for r in records(read_log(run).table) if r.machine == "batch" and r.dest == "trained"]
-    batches = [r.batch_id for r in ends if r.train_version in versions]
-    tables = [pq.read_table(run / "samples" / f"batch-{i:06d}.parquet").to_pylist() for i in batches]
-    return Counter(place for table in tables for place in {(row["epoch"], row["row"]) for row in table})
+    batches = {r.batch_id for r in ends if r.train_version in versions}
+    noted = {tuple(line.split()) for line in seen.read_text().splitlines()}
+    return Counter((int(epoch), prompt) for batch, _, epoch, prompt in noted if int(batch) in batches)
 
 
 def kill_after(run: Path, saved: int, *flags: str) -> None:
@@ -71,13 +74,15 @@ def kill_after(run: Path, saved: int, *flags: str) -> None:
 def test_a_killed_run_goes_on(admission: str, tmp_path: Path) -> None:
     """Every prompt of an epoch is trained on once, over the kill and the resume; the preset's files are found."""
     run, rest, held, reward = tmp_path / "killed", tmp_path / "rest", tmp_path / "held", tmp_path / "reward.py"
+    seen, before = tmp_path / "seen", tmp_path / "seen-before"
     held.touch()
-    reward.write_text(HELD_REWARD.format(held=str(held)))
+    reward.write_text(HELD_REWARD.format(held=str(held), seen=str(seen)))
     shape = ("--async-admission", admission, "--async-rollout-workers", "3", "--async-max-staleness", "3")
     shape += ("--max-prompt-attempts", "99", "--save-interval", "2", "--batch-size", "64", "--epochs", "3")
     shape += ("--reward-fn-path", str(reward))
     kill_after(run, 3, "--preset", "quickstart", *FAST, *shape)
     held.unlink()
+    seen.rename(before)
     saved = list_checkpoints(run / "checkpoints")[-1].train_version
     flags = ("--resume", str(run), "--output-dir", str(rest), "--save-interval", "0")
     done = subprocess.run(command(*flags), env=ENV, capture_output=True, text=True, timeout=LIMIT_S)
@@ -85,8 +90,10 @@ def test_a_killed_run_goes_on(admission: str, tmp_path: Path) -> None:
     assert "run_resumed" in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"fsm-train: completed 24 steps ({saved} before it was resumed)")
     assert verify(rest).ok
-    both = trained_rows(run, range(1, saved + 1)) + trained_rows(rest, range(saved + 1, 25))
-    assert both == Counter({(epoch, row): 1 for epoch in range(3) for row in range(512)})
+    both = trained_prompts(run, range(1, saved + 1), before) + trained_prompts(rest, range(saved + 1, 25), seen)
+    prompts = [json.loads(line)["prompt"] for line in (run / "preset" / "data.jsonl").read_text().splitlines()]
+    assert len(prompts) == 512
+    assert both == Counter((epoch, prompt) for epoch in range(3) for prompt in prompts)
     assert json.loads((rest / "config.json").read_text())["preset"] == "quickstart"
 
 
