@@ -149,7 +149,7 @@ class RolloutEngine(Protocol):
         """Make whatever `generate` runs raise soon; called from another thread. A no-op when idle."""
 
     def close(self) -> None:
-        """Free everything; called once."""
+        """Free everything; called once. Of a concurrent engine also beside calls that hang, which it makes raise."""
 
 
 class TrainEngine(Protocol):

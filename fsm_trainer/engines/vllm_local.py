@@ -87,7 +87,7 @@ class LocalBackend:
         """Logprob of every token but the first."""
         rows = (await self._request(tokens, SCORING_ARGUMENTS)).prompt_logprobs
         assert rows is not None
-        return tuple(row[token].logprob for token, row in zip(tokens[1:], rows[1:], strict=True) if row is not None)
+        return tuple(row[token].logprob for token, row in zip(tokens[1:], rows[1:], strict=True))
 
     async def pause(self, clear_cache: bool) -> None:
         """Stand still."""

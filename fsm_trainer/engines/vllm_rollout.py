@@ -10,9 +10,10 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from fsm_trainer.engines.base import (
@@ -98,11 +99,13 @@ class VLLMRolloutEngine:
         """New with each load, so that no prompt finds in the prefix cache what was there before it."""
         self._portal: BlockingPortal | None = None
         self._stack = ExitStack()
+        self._calls: set[Future[Any]] = set()
+        """What is under way on the event loop; closing ends it."""
         self._running: dict[Future[Any], str | None] = {}
-        """What an abort ends -> why it is lost for good, if it is."""
+        """Of that, what an abort ends -> why it is lost for good, if it is."""
         self._loading = asyncio.Lock()
         self._busy = 0
-        """Batches that vLLM is at; counted on the event loop."""
+        """How many calls of `generate` and `score` vLLM is at; counted on the event loop."""
         self._paused = False
         """Whether vLLM stands still: during a load, and after one that failed."""
         self._lock = threading.Lock()
@@ -111,12 +114,13 @@ class VLLMRolloutEngine:
         """Make vLLM ready; returns the seconds that each part took."""
         from anyio.from_thread import start_blocking_portal
 
+        self._stack.callback(setattr, self, "_portal", None)
         self._portal = self._stack.enter_context(start_blocking_portal())
         self._stack.callback(lambda: self._call(self._backend.close()))
         try:
             return self._call(self._backend.open())
         except BaseException:
-            self.close()  # or the event loop's thread would keep the interpreter from ending
+            self.close()  # or what vLLM has started so far would live on
             raise
 
     def load_weights(self, snapshot: Snapshot) -> Loaded:
@@ -148,10 +152,13 @@ class VLLMRolloutEngine:
         self._end_running(None)
 
     def close(self) -> None:
-        """End vLLM and its processes, or leave the server as it is."""
+        """End vLLM and its processes, or leave the server as it is; calls under way raise, those that hang too."""
         self._version = None
-        self._stack.close()
-        self._portal = None
+        with self._lock:
+            stack, calls = self._stack.pop_all(), list(self._calls)
+        for call in calls:
+            call.cancel()
+        stack.close()
 
     def _end_running(self, lost: str | None) -> None:
         with self._lock:
@@ -162,21 +169,24 @@ class VLLMRolloutEngine:
             future.cancel()
 
     async def _load(self, snapshot: Snapshot) -> Loaded:
-        backend, begin = self._backend, time.perf_counter()
-        self._version = None
+        backend = self._backend
         async with self._loading:
+            self._version, begin = None, time.perf_counter()
             # After a load that failed it may stand still already, or not: a pause more does no harm.
-            if self._busy or self._paused:
+            if stands_still := self._busy > 0 or self._paused:
                 await self._stand_still()
             at_rest = time.perf_counter()
             nbytes = await backend.transfer(snapshot, self._tags.of(snapshot.version))
-            there = time.perf_counter()
             version = self._tags.version(await backend.weight_version())
-            if self._paused:
+            there = time.perf_counter()
+            if stands_still:
                 await backend.resume()
                 self._paused = False
             self._version, self._salt = version, secrets.token_hex(8)
-        return Loaded(version, nbytes, at_rest - begin, there - at_rest, time.perf_counter() - there)
+        loaded = Loaded(version, nbytes, transfer_s=there - at_rest)
+        if not stands_still:
+            return loaded
+        return replace(loaded, pause_s=at_rest - begin, resume_s=time.perf_counter() - there)
 
     async def _stand_still(self) -> None:
         # Without its cache what runs is computed anew from its first token on once it goes on, so that the logprobs
@@ -186,27 +196,34 @@ class VLLMRolloutEngine:
 
     async def _sample(self, request: RolloutRequest) -> Rollout:
         arguments = sampling_arguments(self._sampling, self._eos)
-        # What would begin during a load must not be drawn by the new weights under the old tag.
-        async with self._loading:
-            if self._version is None:
-                raise EngineLost("no weights loaded: load_weights must succeed before generate")
-            self._busy += 1
-            version, salt = self._version, self._salt
-        try:
+        async with self._at_work() as (version, salt):
             groups = await _all(
                 self._backend.complete(prompt, {**arguments, "seed": group_seed(request, index)}, salt)
                 for index, prompt in enumerate(request.prompts)
             )
-        finally:
-            self._busy -= 1
         # A first token drawn after a load may still come of a prompt that was cached before it, if caches are kept.
         began = version if self._keep_cache else None
         return to_rollout([to_group(group, self._sampling, self._tags) for group in groups], began)
 
     async def _score(self, sequences: Sequence[Sequence[int]]) -> Scores:
-        scores = await _all(self._backend.prompt_logprobs(tokens) for tokens in sequences)
+        async with self._at_work():
+            scores = await _all(self._backend.prompt_logprobs(tokens) for tokens in sequences)
         self._tags.version(await self._backend.weight_version())  # those of this run, or EngineLost
         return scores
+
+    @asynccontextmanager
+    async def _at_work(self) -> AsyncIterator[tuple[int, str]]:
+        """A call that vLLM is at, for which a load pauses it; gives the version and the salt that it begins with."""
+        # What would begin during a load must not be drawn by the new weights under the old tag.
+        async with self._loading:
+            if self._version is None:
+                raise EngineLost("no weights loaded: load_weights must succeed before generate or score")
+            self._busy += 1
+            begun = self._version, self._salt
+        try:
+            yield begun
+        finally:
+            self._busy -= 1
 
     def _call(self, work: Coroutine[Any, Any, T], *, abortable: bool = False) -> T:
         """Do it on the event loop and wait for it."""
@@ -220,6 +237,7 @@ class VLLMRolloutEngine:
         # An abort finds whatever has begun, so nothing begins outside the lock.
         with self._lock:
             future: Future[T] = self._portal.start_task_soon(do)
+            self._calls.add(future)
             if abortable:
                 self._running[future] = None
         try:
@@ -227,9 +245,10 @@ class VLLMRolloutEngine:
         except CancelledError as error:
             if (lost := self._running.get(future)) is not None:
                 raise EngineLost(lost) from error
-            raise RuntimeError("generation aborted") from error
+            raise RuntimeError("generation aborted" if abortable else "the rollout engine was closed") from error
         finally:
             with self._lock:
+                self._calls.discard(future)
                 self._running.pop(future, None)
 
 

@@ -64,7 +64,10 @@ class EngineHost(Protocol):
 
 
 class InlineHost:
-    """An engine in this process, on threads of its own. A hung call cannot be killed, only abandoned."""
+    """An engine in this process, on threads of its own. A hung call cannot be killed, only abandoned.
+
+    So a `close` after a `kill` closes a concurrent engine beside what hangs in it, which frees what that holds.
+    """
 
     def __init__(self, factory: Callable[[], object], name: str = "engine") -> None:
         """`factory` makes the engine, on the engine's thread; if it raises, every call fails with that."""
@@ -72,7 +75,7 @@ class InlineHost:
         self._factory = factory
         self._calls = PendingCalls()
         self._engine: Future[object] = Future()
-        self._closed = False
+        self._closed = self._killed = False
         self._lane = LaneThread(f"{name}-calls")
         self._urgent = LaneThread(f"{name}-urgent")
         self._threads = CallThreads(f"{name}-call")
@@ -100,6 +103,8 @@ class InlineHost:
 
     def close(self, timeout_s: float) -> None:
         """Do what was submitted, close the engine and end the threads; past `timeout_s`, abandon them."""
+        if self._killed:
+            self._close_killed(timeout_s)
         if self._closed:
             return
         call, goodbye, _ = self._calls.add()
@@ -117,6 +122,7 @@ class InlineHost:
 
     def kill(self) -> None:
         """Fail what is pending and let the threads end after their present call."""
+        self._killed = self._killed or not self._closed
         self._end()
         self._threads.end()
         self._calls.fail_all(HostClosed(f"engine {self.name} was killed"))
@@ -153,6 +159,25 @@ class InlineHost:
             self._calls.fail(call, EngineError(*describe(error)))
         else:
             self._calls.give(call, value)
+
+    def _close_killed(self, timeout_s: float) -> None:
+        self._killed = False
+        if not self._engine.done() or not overlaps(self._engine, "close"):
+            return
+        failed: list[EngineError] = []
+
+        def close() -> None:
+            try:
+                getattr(self._engine.result(), "close", lambda: None)()
+            except BaseException as error:
+                failed.append(EngineError(*describe(error)))
+
+        lane = LaneThread(f"{self.name}-close")
+        lane.post(close)
+        lane.close()
+        lane.join(timeout_s)
+        if failed:
+            raise failed[0]
 
     def _close_engine(self, call: int) -> None:
         self._threads.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -56,12 +57,12 @@ def calls_of(vllm: FakeVLLM) -> list[str]:
     return calls
 
 
-def wait_until_queued(engine: VLLMRolloutEngine, batches: int) -> None:
-    """Until so many generations have come as far as they can."""
-    while len(engine._running) < batches:
-        pass
-    # The event loop does what it was given in order, so it has been at all of them once this is done.
-    engine.score([(1, 2)], 1.0)
+def wait_until_queued(engine: VLLMRolloutEngine, running: Future[Any]) -> None:
+    """Until what was called beside has come as far as it can."""
+    while not engine._running:
+        assert not running.done()
+    # The event loop does what it was given in order, so it has been at that once this is done.
+    engine._call(asyncio.sleep(0))
 
 
 def failure(future: Future[Any]) -> str:
@@ -74,6 +75,8 @@ def test_an_idle_engine_loads_without_a_pause(vllm: FakeVLLM, engine: VLLMRollou
     assert calls_of(vllm) == ["open"]
     loaded = engine.load_weights(snapshot(3))
     assert (loaded.version, loaded.nbytes) == (3, 100)
+    assert (loaded.pause_s, loaded.resume_s) == (0, 0)
+    assert loaded.transfer_s > 0
     assert calls_of(vllm) == ["transfer", "weight_version"]
     rollout = engine.generate(TWO)
     assert (rollout.version_first, rollout.version_last) == (3, 3)
@@ -90,7 +93,9 @@ def test_what_runs_stands_still_while_weights_change(vllm: FakeVLLM, engine: VLL
     running = beside(engine.generate, ONE)
     hold.wait_until_reached()
     calls_of(vllm)
-    assert engine.load_weights(snapshot(1)).version == 1
+    loaded = engine.load_weights(snapshot(1))
+    assert loaded.version == 1
+    assert min(loaded.pause_s, loaded.transfer_s, loaded.resume_s) > 0
     assert calls_of(vllm) == ["pause", "transfer", "weight_version", "resume"]
     hold.release()
     rollout: Rollout = running.result(LIMIT_S)
@@ -104,12 +109,38 @@ def test_what_begins_during_a_load_waits_for_it(vllm: FakeVLLM, engine: VLLMRoll
     load = beside(engine.load_weights, snapshot(1))
     hold.wait_until_reached()
     running = beside(engine.generate, ONE)
-    wait_until_queued(engine, 1)
+    wait_until_queued(engine, running)
     assert "complete" not in vllm.calls
     hold.release()
     assert load.result(LIMIT_S).version == 1
     rollout: Rollout = running.result(LIMIT_S)
     assert (rollout.version_first, rollout.version_last) == (1, 1)
+
+
+def test_scoring_stands_still_while_weights_change(vllm: FakeVLLM, engine: VLLMRolloutEngine) -> None:
+    engine.load_weights(snapshot(0))
+    hold = vllm.hold("prompt_logprobs")
+    scoring = beside(engine.score, [(1, 2)], 1.0)
+    hold.wait_until_reached()
+    calls_of(vllm)
+    engine.load_weights(snapshot(1))
+    # A transport may leave the model without weights between two of its calls, so that vLLM must take no step then.
+    assert calls_of(vllm) == ["pause", "transfer", "weight_version", "resume"]
+    hold.release()
+    assert scoring.result(LIMIT_S) == [(-0.25,)]
+
+
+def test_scoring_that_begins_during_a_load_waits_for_it(vllm: FakeVLLM, engine: VLLMRolloutEngine) -> None:
+    engine.load_weights(snapshot(0))
+    hold = vllm.hold("transfer")
+    load = beside(engine.load_weights, snapshot(1))
+    hold.wait_until_reached()
+    scoring = beside(engine.score, [(1, 2)], 1.0)
+    wait_until_queued(engine, scoring)
+    assert "prompt_logprobs" not in vllm.calls
+    hold.release()
+    assert load.result(LIMIT_S).version == 1
+    assert scoring.result(LIMIT_S) == [(-0.25,)]
 
 
 def test_what_begins_during_a_load_that_fails_draws_nothing(vllm: FakeVLLM, engine: VLLMRolloutEngine) -> None:
@@ -119,12 +150,12 @@ def test_what_begins_during_a_load_that_fails_draws_nothing(vllm: FakeVLLM, engi
     load = beside(engine.load_weights, snapshot(1))
     hold.wait_until_reached()
     running = beside(engine.generate, ONE)
-    wait_until_queued(engine, 1)
+    wait_until_queued(engine, running)
     hold.release()
     assert failure(load) == "ValueError: released"
     # Whether the end of the load or the abort behind it comes first is the threads' affair.
     assert failure(running) in (
-        "EngineLost: no weights loaded: load_weights must succeed before generate",
+        "EngineLost: no weights loaded: load_weights must succeed before generate or score",
         "EngineLost: generation aborted: weights could not be loaded amid it (released)",
     )
     assert "complete" not in vllm.calls
@@ -273,6 +304,30 @@ def test_close_ends_vllm_and_the_thread_even_after_a_start_that_failed(vllm: Fak
         engine.load_weights(snapshot(0))
     with pytest.raises(RuntimeError, match="not started, or closed"):
         engine.generate(ONE)
+
+
+def test_close_ends_what_hangs(vllm: FakeVLLM) -> None:
+    engine = VLLMRolloutEngine(vllm, SAMPLING, (2,))
+    engine.start()
+    engine.load_weights(snapshot(0))
+    drawing, loading = vllm.hold("complete"), vllm.hold("transfer")
+    running = beside(engine.generate, ONE)
+    drawing.wait_until_reached()
+    load = beside(engine.load_weights, snapshot(1))
+    loading.wait_until_reached()
+    engine.close()
+    assert failure(load) == "RuntimeError: the rollout engine was closed"
+    assert isinstance(running.exception(LIMIT_S), RuntimeError)
+    assert vllm.calls[-3:] == ["pause", "transfer", "close"]
+
+
+def test_a_start_that_hangs_is_closed_once(vllm: FakeVLLM) -> None:
+    engine, hold = VLLMRolloutEngine(vllm, SAMPLING, (2,)), vllm.hold("open")
+    starting = beside(engine.start)
+    hold.wait_until_reached()
+    engine.close()
+    assert failure(starting) == "RuntimeError: the rollout engine was closed"
+    assert vllm.calls == ["open", "close"]
 
 
 def test_start_tells_what_it_took(vllm: FakeVLLM) -> None:

@@ -221,6 +221,33 @@ def test_a_killed_concurrent_engine_fails_all_its_calls(host_type: HostType, sta
     here.abort()
 
 
+@pytest.mark.parametrize("concurrent", [True, False])
+def test_a_killed_inline_engine_is_closed_beside_what_hangs_in_it_if_it_is_concurrent(
+    start: Callable[..., Any], concurrent: bool
+) -> None:
+    release = threading.Event()
+    engine = SimpleNamespace(concurrent=concurrent, hang=release.wait, close=release.set, made=id)
+    host = start(InlineHost, lambda: engine)
+    host.submit("hang")
+    host.submit_urgent("made", None).result(LIMIT_S)
+    host.kill()
+    assert not release.is_set(), "a kill waits for nothing"
+    host.close(LIMIT_S)
+    assert release.is_set() == concurrent
+    release.clear()
+    host.close(LIMIT_S)
+    assert not release.is_set(), "it is closed once"
+    release.set()
+
+
+def test_what_the_close_of_a_killed_inline_engine_raises_is_told(start: Callable[..., Any]) -> None:
+    host = start(InlineHost, partial(CONCURRENT, close=partial(int, "no number")))
+    host.submit("run", "pass").result(LIMIT_S)
+    host.kill()
+    with pytest.raises(EngineError, match="no number"):
+        host.close(LIMIT_S)
+
+
 def test_a_factory_that_raises_fails_every_call_of_a_concurrent_engine_too() -> None:
     failed: Future[object] = Future()
     failed.set_exception(ValueError("no"))
