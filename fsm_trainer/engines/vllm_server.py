@@ -8,6 +8,7 @@ load; a server that was restarted since shows itself by weights that do not carr
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ _CONNECT_S = 10.0
 """For a connection, and for an answer to whether the server is up."""
 _KEPT_S = 2.0
 """A connection idle for longer is not used again: vLLM hangs up after 5 s, and a request must not meet that."""
+_FLOOR = -9999.0
+"""What vLLM's server sends for a logprob of -inf or NaN, and for one that it does not have: JSON knows none of them."""
 _BODY = 300
 """Characters of a server's complaint that are passed on."""
 
@@ -130,7 +133,7 @@ class ServerBackend:
         answer = await self._generate(tokens, SCORING_ARGUMENTS)
         with self._reading(GENERATE):
             rows = list(zip(tokens, answer["prompt_logprobs"], strict=True))
-            return tuple(float(row[str(token)]["logprob"]) for token, row in rows[1:])
+            return tuple(_logprob(row[str(token)]) for token, row in rows[1:])
 
     async def pause(self, clear_cache: bool) -> None:
         """Stand still."""
@@ -263,5 +266,10 @@ class ServerBackend:
 def _completion(choice: dict[str, Any]) -> Completion:
     rows = (choice["logprobs"] or {}).get("content") or ()
     spans = [(span["version"], span["end"] - span["start"]) for span in choice["weight_versions"] or ()]
-    tokens, logprobs = [*map(index, choice["token_ids"])], [row["logprob"] for row in rows]
+    tokens, logprobs = [*map(index, choice["token_ids"])], [_logprob(row) for row in rows]
     return Completion(tokens, logprobs, choice["finish_reason"], spans)
+
+
+def _logprob(row: Mapping[str, float]) -> float:
+    found = float(row["logprob"])
+    return found if found > _FLOOR else -math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -303,6 +304,21 @@ def test_every_worker_says_what_it_read(server: FakeVLLMServer, engine: VLLMRoll
     server.answers["/collective_rpc"] = (200, {"results": results})
     with pytest.raises(EngineLost, match="answers /collective_rpc with something that vLLM does not"):
         engine.load_weights(SNAPSHOT)
+
+
+@pytest.mark.parametrize("floor", [-9999.0, -9999])
+def test_a_logprob_at_vllms_floor_is_none(server: FakeVLLMServer, engine: VLLMRolloutEngine, floor: float) -> None:
+    _, good = server._generate({"token_ids": [4], "sampling_params": {"n": 2}})
+    good["choices"][0]["logprobs"]["content"][1]["logprob"] = floor
+    server.answers[GENERATE] = (200, good)
+    with pytest.raises(FloatingPointError, match="^weights of version 7 give logprobs that are not finite$"):
+        engine.generate(RolloutRequest(3, ((4,),), seed=1))
+
+
+def test_a_score_at_vllms_floor_is_none(server: FakeVLLMServer, engine: VLLMRolloutEngine) -> None:
+    scores = [None, {"5": {"logprob": -9998.5}}, {"6": {"logprob": -9999.0}}]
+    server.answers[GENERATE] = (200, {"choices": [], "prompt_logprobs": scores})
+    assert engine.score([(4, 5, 6)], 1.0) == [(-9998.5, -math.inf)]
 
 
 def test_token_ids_are_numbers(server: FakeVLLMServer, engine: VLLMRolloutEngine) -> None:
