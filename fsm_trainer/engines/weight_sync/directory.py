@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from fsm_trainer.engines.base import Snapshot
-from fsm_trainer.engines.weight_sync.image import no_room, read_images, split_tied, write_image
+from fsm_trainer.engines.weight_sync.image import no_room, read_images, split_tied, unreadable, write_image
 from fsm_trainer.engines.weight_sync.transport import BUCKET_BYTES, DIRECTORY, WeightTransport
 
 if TYPE_CHECKING:
@@ -122,10 +122,7 @@ def read_directory(snapshot: Snapshot) -> Iterator[tuple[str, Tensor]]:
         for name, shard in json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].items():
             stored.setdefault(shard, set()).add(name)
     except OSError as error:
-        raise ValueError(
-            f"weights of version {snapshot.version} are gone from {folder}: released, or not on a file system that "
-            f"this machine shares ({error})"
-        ) from error
+        raise unreadable(error, folder, snapshot) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"weights of version {snapshot.version} are incomplete: {folder / INDEX} is no index of shards ({error})"

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import Snapshot
+from fsm_trainer.engines.weight_sync.transport import DIRECTORY, SHARED_MEMORY
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _VERSION = "fsm.version"
 _ALIAS = "fsm.alias."
+_UNSEEN = {
+    SHARED_MEMORY: "this process may not see the publisher's files (a container, another user, a tunnel): "
+    "--policy-sync-transport directory, whose folder it must see by the same path",
+    DIRECTORY: "this process may not see the run's folder (not on a file system that this machine shares, another "
+    "user): let it read that folder by the same path",
+}
+"""By transport, what else it may be where no weights are found, and what to do."""
 _DTYPES = {
     "torch.float64": "F64",
     "torch.float32": "F32",
@@ -36,6 +45,14 @@ def no_room(error: OSError, tensors: Iterable[Tensor], version: int, where: str)
         f"{error.strerror}: the weights of version {version} need {need:.0f} MB {where}; free some, or use another "
         f"policy_sync_transport",
     )
+
+
+def unreadable(error: OSError, place: str | os.PathLike[str], snapshot: Snapshot) -> ValueError:
+    """The system's error of a read that failed, with what it was about, for users."""
+    weights, unseen = f"weights of version {snapshot.version}", _UNSEEN[snapshot.transport]
+    if isinstance(error, PermissionError):
+        return ValueError(f"{weights} cannot be read from {place}: {unseen} ({error})")
+    return ValueError(f"{weights} are gone from {place}: released, their publisher died, or {unseen} ({error})")
 
 
 def split_tied(named_tensors: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -126,11 +143,17 @@ def _open_image(path: str, snapshot: Snapshot) -> Any:
 
     gone = f"weights of version {snapshot.version} are gone from {path}: "
     try:
-        image: Any = safe_open(path, framework="pt")
+        # safetensors says of whatever it cannot open that it is not there.
+        with open(path, "rb"):
+            image: Any = safe_open(path, framework="pt")
     except OSError as error:
-        raise ValueError(f"{gone}released, or their publisher died ({error})") from error
+        raise unreadable(error, path, snapshot) from error
     except SafetensorError as error:
-        raise ValueError(f"{gone}released, or cut off; no whole file of weights is there ({error})") from error
+        # In a container the publisher's number may be that of another process, and this a file of that one.
+        unseen = _UNSEEN[snapshot.transport]
+        raise ValueError(
+            f"{gone}released, cut off, or {unseen}; no whole file of weights is there ({error})"
+        ) from error
     # A descriptor's number is used again, so the place alone does not say which version is there.
     found = (image.metadata() or {}).get(_VERSION)
     if found != str(snapshot.version):

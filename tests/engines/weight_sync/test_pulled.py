@@ -163,6 +163,43 @@ def test_another_process_reads_and_a_killed_publisher_leaves_nothing(kind, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+OTHER_USER = """
+import os, sys
+import safetensors.torch
+from fsm_trainer.engines.base import Snapshot
+from fsm_trainer.engines.weight_sync.transport import read_snapshot
+os.setresuid(65534, 65534, 65534)
+try:
+    list(read_snapshot(Snapshot(4, sys.argv[1], 1, sys.argv[2])))
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("memfd", "this process may not see the publisher's files (a container, another user, a tunnel): --policy-"),
+        ("directory", "this process may not see the run's folder (not on a file system that this machine shares, "),
+    ],
+)
+def test_another_user_is_not_told_that_the_weights_are_gone(kind, told, tmp_path):
+    transport = make(kind, tmp_path / "root")
+    snapshot = transport.publish([("w", torch.ones(2))], 4)
+    tmp_path.chmod(0o700)
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_USER, snapshot.location, snapshot.transport],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+    )
+    transport.close()
+    assert done.stdout.startswith(f"weights of version 4 cannot be read from {snapshot.location}: {told}")
+    assert "Permission denied" in done.stdout
+
+
 FULL = """
 import os, sys, torch
 from tests.engines.weight_sync.test_pulled import make

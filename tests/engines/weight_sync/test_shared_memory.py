@@ -48,9 +48,20 @@ def test_a_reused_descriptor_is_not_taken_for_the_old_version(transport):
         list(read_snapshot(old))
 
 
+UNSEEN = r"this process may not see the publisher's files \(a container, another user, a tunnel\): "
+UNSEEN += "--policy-sync-transport directory, whose folder it must see by the same path"
+
+
 def test_nothing_at_the_location():
-    with pytest.raises(ValueError, match="version 7 are gone"):
+    told = f"version 7 are gone from /proc/self/fd/9999: released, their publisher died, or {UNSEEN} .*No such file"
+    with pytest.raises(ValueError, match=told):
         list(read_snapshot(Snapshot(7, "/proc/self/fd/9999", 10)))
+
+
+def test_what_another_process_has_at_the_location(tmp_path):
+    (tmp_path / "other").write_text("a log, say")
+    with pytest.raises(ValueError, match=f"version 7 are gone from .*: released, cut off, or {UNSEEN}; no whole file"):
+        list(read_snapshot(Snapshot(7, str(tmp_path / "other"), 10)))
 
 
 def test_an_image_that_was_cut_off_is_refused(transport, tmp_path):
