@@ -18,10 +18,19 @@ from typing import TYPE_CHECKING, Any
 from fsm_trainer.engines.base import EngineLost, SamplingParams, Snapshot
 from fsm_trainer.engines.hf_model import checkpoint_special_tokens
 from fsm_trainer.engines.vllm_health import HEALTH, ServerHealth
-from fsm_trainer.engines.vllm_requests import SCORING_ARGUMENTS, Completion, logprobs_mode
+from fsm_trainer.engines.vllm_requests import SCORING_ARGUMENTS, Completion, logprobs_mode, requested
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.vllm_versions import check_version
-from fsm_trainer.engines.vllm_worker import METHOD, PATH, REPORT, SHAPE_METHOD, bytes_read, model_shape, written
+from fsm_trainer.engines.vllm_worker import (
+    HALF_LOADED,
+    METHOD,
+    PATH,
+    REPORT,
+    SHAPE_METHOD,
+    bytes_read,
+    model_shape,
+    written,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -87,7 +96,11 @@ class ServerBackend:
         self.url = base_url.rstrip("/").removesuffix("/v1")
         self.positions = max_model_len + 1
         self._wanted = {"logprobs_mode": logprobs_mode(sampling), "dtype": dtype, "worker_extension_cls": PATH}
-        self._needed = max_model_len
+        self._least = {
+            "max_model_len": (max_model_len, self.positions, "a prompt and its completion"),
+            "max_num_seqs": (requested(sampling), requested(sampling), "a prompt's --n-samples"),
+        }
+        """Number -> at least how much, how much is best, and for what."""
         self._start_timeout_s = start_timeout_s
         self._on_wait = on_wait
         self._shape = dict(shape or {})
@@ -192,28 +205,32 @@ class ServerBackend:
         info = await self._get("/server_info", params={"config_format": "json"})
         with self._reading("/server_info"):
             config = info["vllm_config"]
-            has = {**config["model_config"], "worker_extension_cls": config["parallel_config"]["worker_extension_cls"]}
-            longest = int(has["max_model_len"])
+            has = {**config["scheduler_config"], **config["parallel_config"], **config["model_config"]}
             got = {name: str(has[name] or "none").removeprefix("torch.") for name in self._wanted}
+            most = {name: int(has[name]) for name in self._least}
         for name, wanted in self._wanted.items():
             if got[name] != wanted:
                 raise ValueError(
                     f"{self._where} has {name} {got[name]}, expected {wanted}; {_START} --{name.replace('_', '-')} "
                     f"{wanted}"
                 )
-        if longest < self._needed:
-            raise ValueError(
-                f"{self._where} has max_model_len {longest}, expected at least {self._needed} for a prompt and its "
-                f"completion; {_START} --max-model-len {self.positions}"
-            )
-        self.positions = min(self.positions, longest)
+        for name, (least, best, what) in self._least.items():
+            if most[name] < least:
+                raise ValueError(
+                    f"{self._where} has {name} {most[name]}, expected at least {least} for {what}; {_START} "
+                    f"--{name.replace('_', '-')} {best}"
+                )
+        self.positions = min(self.positions, most["max_model_len"])
         await self._check_model()
 
     async def _check_model(self) -> None:
-        """ValueError for another model, whose weights would end vLLM part way through the first load."""
+        """ValueError for half a model, or another one, whose weights would end vLLM part way through the first load."""
         answer = await self._post("/collective_rpc", json={"method": SHAPE_METHOD})
         with self._reading("/collective_rpc"):
             served = dict(answer["results"][0])
+            half_loaded = any(worker["half_loaded"] for worker in answer["results"])
+        if half_loaded:
+            raise ValueError(f"{self._where} has no whole model: {HALF_LOADED}; start the server anew")
         for name, wanted in self._shape.items():
             if served.get(name) != wanted:
                 has = f"serves a model of {name} {served.get(name)}"
@@ -255,8 +272,8 @@ class ServerBackend:
         said = f"{where} answers {path} with {answer.status_code}: {' '.join(answer.text.split())[:_BODY]}"
         if answer.is_server_error:
             raise EngineLost(said)
-        if answer.is_client_error:
-            raise ValueError(f"{said}; look at the server's own log")
+        if not answer.is_success:
+            raise ValueError(f"{said}; look at --rollout-base-url and at the server's own log")
         try:
             return answer.json() if answer.content else None
         except ValueError as error:

@@ -61,9 +61,9 @@ class WeightReceiver:
     """Whether a load ended part way: vLLM has taken its model apart then, and cannot put it together again."""
 
     def fsm_model_shape(self) -> dict[str, int]:
-        """Sizes of the model that is served."""
+        """Sizes of the model that is served, and whether it is whole."""
         worker: Any = self
-        return model_shape(worker.model_config.hf_config)
+        return {**model_shape(worker.model_config.hf_config), "half_loaded": self.fsm_half_loaded}
 
     def fsm_load_weights(self, snapshot: str) -> dict[str, Any]:
         """Replace the model's weights by a snapshot's, layer by layer; returns the bytes read, or what went wrong.

@@ -17,10 +17,11 @@ Answer = tuple[int, Any] | Callable[[Any], tuple[int, Any] | None]
 def server_info(**changes: Any) -> dict[str, Any]:
     """What a good server says of itself, with changes."""
     model = {"logprobs_mode": "processed_logprobs", "dtype": "torch.float32", "max_model_len": 64}
-    parallel = {"worker_extension_cls": PATH}
+    parallel, scheduler = {"worker_extension_cls": PATH}, {"max_num_seqs": 128}
     for name, value in changes.items():
-        (parallel if name in parallel else model)[name] = value
-    return {"vllm_config": {"model_config": model, "parallel_config": parallel}}
+        part: dict[str, Any] = next(each for each in (parallel, scheduler, model) if name in each)
+        part[name] = value
+    return {"vllm_config": {"model_config": model, "parallel_config": parallel, "scheduler_config": scheduler}}
 
 
 class FakeVLLMServer:
@@ -76,7 +77,7 @@ class FakeVLLMServer:
 
     def _call(self, body: Any) -> tuple[int, Any]:
         if body["method"] == SHAPE_METHOD:
-            return 200, {"results": [{"vocab_size": 20, "hidden_size": 64}]}
+            return 200, {"results": [{"vocab_size": 20, "hidden_size": 64, "half_loaded": False}]}
         return 200, {"results": [{"nbytes": 12, "error": None, "half_loaded": False}]}
 
     def _tag(self, body: Any) -> tuple[int, Any]:

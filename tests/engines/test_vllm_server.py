@@ -24,6 +24,7 @@ SAMPLING = SamplingParams(n_samples=2, max_new_tokens=2)
 REQUEST = RolloutRequest(3, ((4, 5), (6,)), seed=1)
 SNAPSHOT = Snapshot(7, "/proc/1/fd/9", 12)
 START = "start it with python -m fsm_trainer.engines.vllm_serve"
+SHAPE = {"vocab_size": 20, "hidden_size": 64, "half_loaded": False}
 
 
 @pytest.fixture
@@ -203,9 +204,29 @@ UNFIT: list[tuple[str, dict[str, Any], str]] = [
         f"has max_model_len 59, expected at least 60 for a prompt and its completion; {START} --max-model-len 61",
     ),
     (
+        "moved",
+        {"/resume": (307, b"")},
+        "answers /resume with 307: ; look at --rollout-base-url and at the server's own log",
+    ),
+    (
+        "moved, and nothing more is asked",
+        {"/health": (301, b"")},
+        "answers /health with 301: ; look at --rollout-base-url and at the server's own log",
+    ),
+    (
+        "too few at once",
+        {"/server_info": (200, server_info(max_num_seqs=1))},
+        f"has max_num_seqs 1, expected at least 2 for a prompt's --n-samples; {START} --max-num-seqs 2",
+    ),
+    (
+        "half loaded",
+        {"/collective_rpc": (200, {"results": [SHAPE, {**SHAPE, "half_loaded": True}]})},
+        "has no whole model: an earlier load of weights ended part way; start the server anew",
+    ),
+    (
         "an API key",
         {"/version": (401, {"error": "Unauthorized"})},
-        'answers /version with 401: {"error": "Unauthorized"}; look at the server\'s own log',
+        'answers /version with 401: {"error": "Unauthorized"}; look at --rollout-base-url and at the server\'s own log',
     ),
 ]
 
@@ -230,6 +251,20 @@ def test_a_server_that_serves_just_the_longest_sample_is_good(server: FakeVLLMSe
     # To score the longest sample would take one position more.
     assert engine.score([(1,) * 59], 1.0) is not None
     assert engine.score([(1,) * 60], 1.0) is None
+    engine.close()
+
+
+def test_a_server_of_just_the_samples_of_a_prompt_is_good(server: FakeVLLMServer) -> None:
+    server.answers["/server_info"] = (200, server_info(max_num_seqs=2))
+    engine = engine_of(server.url)
+    engine.start()
+    engine.close()
+
+
+def test_a_greedy_run_asks_a_server_for_one_sample(server: FakeVLLMServer) -> None:
+    server.answers["/server_info"] = (200, server_info(max_num_seqs=1, logprobs_mode="raw_logprobs"))
+    engine = engine_of(server.url, SamplingParams(n_samples=2, temperature=0.0))
+    engine.start()
     engine.close()
 
 
@@ -364,7 +399,7 @@ def test_a_server_that_is_gone_during_a_load_is_lost(
 ) -> None:
     monkeypatch.setattr("fsm_trainer.engines.vllm_health._LOOK_S", 0.001)
     server.answers |= {"/collective_rpc": server.never, "/health": lambda _: None}
-    with pytest.raises(EngineLost, match=r"has not answered /health 6 times in a row, .* during /collective_rpc"):
+    with pytest.raises(EngineLost, match=r"has not answered /health \d times in a row, .* during /collective_rpc"):
         engine.load_weights(SNAPSHOT)
 
 

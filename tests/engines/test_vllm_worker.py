@@ -50,7 +50,7 @@ def test_a_worker_says_the_sizes_of_its_model() -> None:
     worker, config = Worker(), Qwen3Config(vocab_size=20, hidden_size=64, num_hidden_layers=2)
     worker.model_config = SimpleNamespace(hf_config=config)  # type: ignore[attr-defined]
     shape = getattr(worker, SHAPE_METHOD)()
-    assert shape == model_shape(config)
+    assert shape == {**model_shape(config), "half_loaded": False}
     assert (shape["vocab_size"], shape["hidden_size"], shape["num_hidden_layers"]) == (20, 64, 2)
 
 
@@ -74,6 +74,8 @@ def test_a_load_that_ends_part_way_is_the_last(snapshot: Snapshot) -> None:
     with pytest.raises(EngineLost, match="^vLLM cannot load the weights of version 4: AssertionError; .*started anew$"):
         bytes_read([worker.fsm_load_weights(written(snapshot))])
     worker.refuses = None
+    worker.model_config = SimpleNamespace(hf_config=Qwen3Config())  # type: ignore[attr-defined]
+    assert worker.fsm_model_shape()["half_loaded"]
     with pytest.raises(EngineLost, match="^an earlier load of weights ended part way; .*started anew$"):
         bytes_read([worker.fsm_load_weights(written(snapshot))])
 
