@@ -20,13 +20,15 @@ _LOOK_S = 5.0
 """How long after an answer it is asked again."""
 _ANSWER_S = 10.0
 """How long it may take to answer that once."""
-_PATIENCE_S = 60.0
-"""How long it may go without, if it owes next to nothing."""
+_PATIENCE_S = 90.0
+"""How long it may go without, if it owes next to nothing: six times in a row."""
 _PER_TOKEN_S = 0.0005
 """And how much longer for each token that it owes: vLLM answers nothing while it writes down what ended in one step.
 
-Measured: 33 us for each token drawn, 270 us for each token scored, where four times as much ran as there were cores.
+How long that is, `tools/bench_rollout.py --only health` measures.
 """
+_LONGER_S = 120.0
+"""But never more than this: what a server owes may take hours, and what ends in one step is a part of it."""
 
 
 class ServerHealth:
@@ -75,9 +77,14 @@ class ServerHealth:
                 answer = await client.get(HEALTH, timeout=_ANSWER_S)
             except httpx.HTTPError:
                 self._missed += 1
-                if self._missed >= (_PATIENCE_S + _PER_TOKEN_S * sum(self._owed.values())) // _ANSWER_S:
+                if self._missed >= self._most():
                     return f"has not answered {HEALTH} {self._missed} times in a row, each within {_ANSWER_S:g} s,"
             else:
                 self._missed = 0
                 if answer.is_server_error:
                     return f"answers {HEALTH} with {answer.status_code}"
+
+    def _most(self) -> float:
+        """How often in a row it may be asked in vain: as often as there is time to ask and to wait for an answer."""
+        longer = min(_PER_TOKEN_S * sum(self._owed.values()), _LONGER_S)
+        return (_PATIENCE_S + longer) // (_LOOK_S + _ANSWER_S)

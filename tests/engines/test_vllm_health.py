@@ -41,7 +41,8 @@ class Client:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time passes between two looks."""
-    monkeypatch.setattr(vllm_health, "_LOOK_S", 0.0)
+    sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda _: sleep(0))
 
 
 def watch(looks: Iterable[Look], tokens: int = 0, requests: int = 1) -> tuple[list[Any], int]:
@@ -75,17 +76,27 @@ def end(number: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("missed", [MISSED, httpx.ConnectError("refused"), httpx.RemoteProtocolError("hung up")])
-def test_it_is_lost_after_a_minute_of_questions_in_vain(missed: Exception) -> None:
+def test_it_is_lost_after_six_questions_in_vain(missed: Exception) -> None:
     (lost,), asked = watch([missed] * 9)
     assert asked == 6
     assert isinstance(lost, EngineLost)
     assert str(lost) == "the server has not answered /health 6 times in a row, each within 10 s, during /work"
 
 
-def test_it_may_take_longer_for_each_token_that_it_owes() -> None:
-    # 2 x 100,000 tokens at 0.5 ms are 100 s more.
-    found, asked = watch([], tokens=100_000, requests=2)
-    assert asked == 16
+@pytest.mark.parametrize(
+    ("tokens", "looks"),
+    [
+        (14_000, 6),
+        # 2 x 50,000 tokens at 0.5 ms are 50 s more, in which it is asked 3 times: every 5 s, and 10 s for an answer.
+        (50_000, 9),
+        (120_000, 14),
+        # Never more than two minutes, and so three and a half in all.
+        (1_000_000, 14),
+    ],
+)
+def test_it_may_take_longer_for_the_tokens_that_it_owes_but_not_for_ever(tokens: int, looks: int) -> None:
+    found, asked = watch([], tokens=tokens, requests=2)
+    assert asked == looks
     assert all(isinstance(each, EngineLost) for each in found)
 
 
