@@ -20,7 +20,7 @@ from fsm_trainer.engines.hf_model import checkpoint_special_tokens
 from fsm_trainer.engines.vllm_health import HEALTH, ServerHealth
 from fsm_trainer.engines.vllm_requests import SCORING_ARGUMENTS, Completion, logprobs_mode, requested
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
-from fsm_trainer.engines.vllm_versions import check_version
+from fsm_trainer.engines.vllm_versions import check_version, untried
 from fsm_trainer.engines.vllm_worker import (
     HALF_LOADED,
     METHOD,
@@ -57,12 +57,12 @@ def vllm_server_engine(
     max_model_len: int,
     keep_cache: bool = False,
     start_timeout_s: float = 600.0,
-    on_wait: Callable[[str], None] | None = None,
+    warn: Callable[[str, str], None] | None = None,
 ) -> VLLMRolloutEngine:
     """The engine of one server; `ckpt` is the model that it must have been started with.
 
-    A server that is not up is waited for; `on_wait` is told once why it seems not to be. `keep_cache`: see
-    `VLLMRolloutEngine`.
+    A server that is not up is waited for; `warn` is told once why it seems not to be ("server_awaited"), and
+    of a version that never was tried ("engine_untried"). `keep_cache`: see `VLLMRolloutEngine`.
     """
     from transformers import AutoConfig
 
@@ -72,7 +72,7 @@ def vllm_server_engine(
         dtype=dtype,
         max_model_len=max_model_len,
         start_timeout_s=start_timeout_s,
-        on_wait=on_wait,
+        warn=warn,
         shape=model_shape(AutoConfig.from_pretrained(ckpt)),
     )
     return VLLMRolloutEngine(backend, sampling, checkpoint_special_tokens(ckpt).eos, keep_cache=keep_cache)
@@ -89,7 +89,7 @@ class ServerBackend:
         dtype: str,
         max_model_len: int,
         start_timeout_s: float,
-        on_wait: Callable[[str], None] | None = None,
+        warn: Callable[[str, str], None] | None = None,
         shape: Mapping[str, int] | None = None,
     ) -> None:
         """Keep the settings; nothing is sent before `open`. Without the model's `shape` any model is taken."""
@@ -102,7 +102,7 @@ class ServerBackend:
         }
         """Number -> at least how much, how much is best, and for what."""
         self._start_timeout_s = start_timeout_s
-        self._on_wait = on_wait
+        self._warn = warn or (lambda event, said: None)
         self._shape = dict(shape or {})
         self._client: httpx.AsyncClient | None = None
         self._health = ServerHealth(self._where)
@@ -183,7 +183,7 @@ class ServerBackend:
         return await self._post(GENERATE, owed, json=asked)
 
     async def _wait(self, until: float) -> None:
-        tell = self._on_wait
+        told = False
         while True:
             try:
                 await self._get(HEALTH, timeout=_CONNECT_S)
@@ -191,9 +191,9 @@ class ServerBackend:
             except EngineLost as error:
                 if time.perf_counter() > until:
                     raise EngineLost(f"{error}; it was waited for {self._start_timeout_s:g} s") from error
-                if tell is not None:
-                    tell(f"{error}; waiting for it to come up")
-                    tell = None
+                if not told:
+                    self._warn("server_awaited", f"{error}; waiting for it to come up")
+                    told = True
             await asyncio.sleep(_POLL_S)
 
     async def _check(self) -> None:
@@ -202,6 +202,8 @@ class ServerBackend:
         with self._reading("/version"):
             version = str(answer["version"])
         check_version(version, self._where)
+        if (doubt := untried(version)) is not None:
+            self._warn("engine_untried", f"{self._where}: {doubt}")
         info = await self._get("/server_info", params={"config_format": "json"})
         with self._reading("/server_info"):
             config = info["vllm_config"]

@@ -177,12 +177,12 @@ def _server_factory(config: TrainConfig, engine: int) -> Callable[[], RolloutEng
         keep_cache=config.async_inflight_cache == "keep",
         # Before the scheduler's own limit, which could only say that it took too long.
         start_timeout_s=0.9 * config.start_timeout_s or math.inf,
-        on_wait=partial(_tell_wait, engine),
+        warn=partial(_warn, engine),
     )
 
 
-def _tell_wait(engine: int, said: str) -> None:
-    _log.warning("server_awaited", engine=engine, message=said)
+def _warn(engine: int, event: str, said: str) -> None:
+    _log.warning(event, engine=engine, message=said)
 
 
 def engine_words(config: TrainConfig, engine: int) -> str:
@@ -200,5 +200,5 @@ def make_rollout_host(config: TrainConfig, engine: int) -> EngineHost:
     factory, name = rollout_engine_factory(config, engine), f"engine-{engine}"
     _log.info("engine_starting", engine=engine, what=engine_words(config, engine))
     if config.rollout_engine == "vllm" and not config.base_urls and (doubt := untried(check_vllm())) is not None:
-        _log.warning("engine_untried", engine=engine, message=doubt)
+        _warn(engine, "engine_untried", doubt)
     return ProcessHost(factory, name) if config.rollout_host == "process" else InlineHost(factory, name)

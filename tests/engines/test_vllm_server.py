@@ -38,12 +38,12 @@ def engine_of(
     url: str,
     sampling: SamplingParams = SAMPLING,
     start_timeout_s: float = LIMIT_S,
-    on_wait: Callable[[str], None] | None = None,
+    warn: Callable[[str, str], None] | None = None,
     *,
     keep_cache: bool = False,
 ) -> VLLMRolloutEngine:
     backend = ServerBackend(
-        url, sampling, dtype="float32", max_model_len=60, start_timeout_s=start_timeout_s, on_wait=on_wait
+        url, sampling, dtype="float32", max_model_len=60, start_timeout_s=start_timeout_s, warn=warn
     )
     return VLLMRolloutEngine(backend, sampling, (2,), keep_cache=keep_cache)
 
@@ -292,12 +292,24 @@ def test_a_server_that_comes_up_late_is_waited_for(server: FakeVLLMServer, monke
     monkeypatch.setattr("fsm_trainer.engines.vllm_server._POLL_S", 0.0)
     answers = iter([(503, b"loading"), (503, b"loading"), (200, b"")])
     server.answers["/health"] = lambda _: next(answers)
-    told: list[str] = []
-    engine = engine_of(server.url, on_wait=told.append)
+    told: list[tuple[str, str]] = []
+    engine = engine_of(server.url, warn=lambda *words: told.append(words))
     engine.start()
     assert paths(server)[:4] == ["/health", "/health", "/health", "/version"]
-    assert told == [f"the vLLM server at {server.url} answers /health with 503: loading; waiting for it to come up"]
+    said = f"the vLLM server at {server.url} answers /health with 503: loading; waiting for it to come up"
+    assert told == [("server_awaited", said)]
     engine.close()
+
+
+def test_a_server_of_a_version_that_was_never_tried_is_used_with_a_warning(server: FakeVLLMServer) -> None:
+    server.answers["/version"] = lambda _: (200, {"version": "0.33.1"})
+    told: list[tuple[str, str]] = []
+    engine = engine_of(server.url, warn=lambda *words: told.append(words))
+    engine.start()
+    engine.close()
+    ((event, said),) = told
+    assert event == "engine_untried"
+    assert said.startswith(f"the vLLM server at {server.url}: vLLM 0.33.1: its sources were read, but")
 
 
 def test_a_server_that_never_comes_up_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,7 +203,7 @@ def test_an_engine_for_each_server(make_config: Callable[..., TrainConfig]) -> N
     factory: Any = rollout_engine_factory(config, 1)
     assert factory.func is vllm_server_engine
     assert factory.args == ("http://b:2", config.ckpt, sampling_params(config))
-    told = factory.keywords.pop("on_wait")
+    told = factory.keywords.pop("warn")
     assert factory.keywords == {
         "dtype": "float32",
         "max_model_len": 12,
@@ -211,7 +211,7 @@ def test_an_engine_for_each_server(make_config: Callable[..., TrainConfig]) -> N
         "start_timeout_s": 540.0,
     }
     with structlog.testing.capture_logs() as logs:
-        told("it is not up")
+        told("server_awaited", "it is not up")
     assert logs == [{"event": "server_awaited", "log_level": "warning", "engine": 1, "message": "it is not up"}]
     assert engine_words(config, 1) == "vllm server http://b:2"
     without_limit: Any = rollout_engine_factory(config.model_copy(update={"start_timeout_s": 0.0}), 0)
