@@ -34,9 +34,9 @@ class EngineHosts:
         self,
         make: Callable[[int], EngineHost],
         post: Callable[[Input], None],
-        transport: WeightTransport | None = None,
+        transport: WeightTransport | None,
     ) -> None:
-        """`make` starts an engine's host, `post` takes the news of a death; `transport` has a part in loads."""
+        """`make` starts an engine's host, `post` takes the news of a death; weights come by `transport`."""
         self._make = make
         self._post = post
         self._transport = transport
@@ -85,18 +85,22 @@ class EngineHosts:
             self._used.pop(command.op, None)
 
     def load(self, host: EngineHost, snapshot: Snapshot, engine: int) -> Loaded:
-        """Let an engine load while the trainer does its part; whichever fails first fails the load."""
+        """Let an engine load while the trainer does its part, if it has one.
+
+        Whichever fails first fails the load; of both, the engine's failure is told.
+        """
         transport = self._transport
-        if transport is None:
+        if transport is None or (offered := transport.offer(snapshot, engine)) is snapshot:
             alone: Loaded = host.submit("load_weights", snapshot).result()
             return alone
-        offered = transport.offer(snapshot, engine)
         load: Future[Loaded] = host.submit("load_weights", offered)
         delivery: Future[None] = Future()
         self._deliveries.post(partial(_settle, delivery, partial(transport.deliver, offered, engine)))
         both: tuple[Future[Any], ...] = (load, delivery)
-        for ended in wait(both, return_when=FIRST_EXCEPTION).done:
-            ended.result()
+        wait(both, return_when=FIRST_EXCEPTION)
+        for part in both:
+            if part.done():
+                part.result()
         return load.result()
 
     def close(self, timeout_s: float) -> None:

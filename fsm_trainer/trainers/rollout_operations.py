@@ -77,7 +77,7 @@ class RolloutOperations(RunOperations):
     ) -> None:
         """`always_steps`: the loss has a term (entropy, KL) that makes even a batch without advantages a step.
 
-        `transport`: by which the train engine publishes, where it has a part in loads.
+        `transport`: by which the train engine publishes; None for one that publishes nothing (a fake).
         """
         super().__init__(train_engine=train_engine, run=run, gate=gate, saver=saver)
         self._source = source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ class Stage:
     def __init__(self) -> None:
         self.made: list[Host] = []
         self.posted: list[Input] = []
-        self.hosts = EngineHosts(self.make, self.posted.append)  # type: ignore[arg-type]
+        self.hosts = EngineHosts(self.make, self.posted.append, None)  # type: ignore[arg-type]
 
     def make(self, engine: int) -> Host:
         self.made.append(Host(f"engine-{engine}"))
@@ -131,9 +131,13 @@ def load(engine: Any, transport: Any, release: threading.Event | None = None) ->
         assert hosts.join(30)
 
 
-def delivers(deliver: Callable[[Snapshot, int], Any]) -> Any:
+def for_engine(snapshot: Snapshot, engine: int) -> Snapshot:
+    return replace(snapshot, location=f"for {engine}")
+
+
+def delivers(deliver: Callable[[Snapshot, int], Any], offer: Callable[..., Snapshot] = for_engine) -> Any:
     """A transport that makes of a snapshot another one for each load."""
-    return SimpleNamespace(offer=lambda snapshot, engine: replace(snapshot, location=f"for {engine}"), deliver=deliver)
+    return SimpleNamespace(offer=offer, deliver=deliver)
 
 
 def test_the_engine_and_the_trainer_take_part_at_the_same_time() -> None:
@@ -159,14 +163,17 @@ def test_an_offer_that_fails_fails_the_load_before_either_part_begins() -> None:
     def offer(*_: Any) -> Snapshot:
         raise OSError(98, "Address already in use")
 
-    never = SimpleNamespace(offer=offer, deliver=lambda *_: pytest.fail("delivered"))
+    never = delivers(lambda *_: pytest.fail("delivered"), offer)
     engine = SimpleNamespace(load_weights=lambda _: pytest.fail("loaded"))
     with pytest.raises(OSError, match="already in use"):
         load(engine, never)
 
 
-def test_without_a_part_of_the_trainer_the_engine_loads_alone() -> None:
-    assert load(SimpleNamespace(load_weights=lambda snapshot: Loaded(snapshot.version)), None) == Loaded(7)
+@pytest.mark.parametrize(
+    "transport", [None, delivers(lambda *_: pytest.fail("delivered"), offer=lambda snapshot, _: snapshot)]
+)
+def test_without_a_part_of_the_trainer_the_engine_loads_alone(transport: Any) -> None:
+    assert load(SimpleNamespace(load_weights=lambda snapshot: Loaded(snapshot.version)), transport) == Loaded(7)
 
 
 def test_a_delivery_that_fails_fails_the_load_though_the_engine_waits_for_it() -> None:
@@ -183,3 +190,22 @@ def test_an_engine_that_fails_fails_the_load_though_the_trainer_waits_for_it() -
     release = threading.Event()
     with pytest.raises(EngineError, match="Snapshot"):
         load(SimpleNamespace(load_weights=int), delivers(lambda *_: release.wait(60)), release)
+
+
+def test_where_both_fail_the_engines_failure_is_told() -> None:
+    def refuse(*_: Any) -> None:
+        raise ConnectionError("the engine has gone")
+
+    failed: list[Future[Loaded]] = []
+
+    def submit(*_: Any) -> Future[Loaded]:
+        failed.append(Future())
+        failed[-1].set_exception(EngineError("ValueError", "no such tensor"))
+        return failed[-1]
+
+    hosts = EngineHosts(lambda _: pytest.fail("started"), lambda _: None, delivers(refuse))
+    # The delivery has ended, too, before either is waited for.
+    hosts._deliveries = SimpleNamespace(post=lambda job: job())  # type: ignore[assignment]
+    for _ in range(20):  # each of its own place in memory, so that no order of a set does
+        with pytest.raises(EngineError, match="no such tensor"):
+            hosts.load(SimpleNamespace(submit=submit), SNAPSHOT, 3)  # type: ignore[arg-type]

@@ -30,13 +30,13 @@ class WeightTransport(Protocol):
         """Copy the tensors out as `version` and say where they are; publishing a version again replaces it."""
 
     def offer(self, snapshot: Snapshot, receiver: int) -> Snapshot:
-        """What engine `receiver` is given for this one load: the snapshot itself where engines read by themselves."""
+        """What engine `receiver` is given for this one load: the very snapshot where engines read by themselves."""
         return snapshot
 
     def deliver(self, snapshot: Snapshot, receiver: int) -> None:
         """Take the trainer's part in a load, while engine `receiver` loads what it was offered; return when it is done.
 
-        Nothing to do where engines read a snapshot by themselves.
+        There is none where engines read a snapshot by themselves.
         """
         return
 
