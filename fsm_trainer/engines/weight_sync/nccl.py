@@ -19,7 +19,7 @@ from fsm_trainer.engines.base import Snapshot
 from fsm_trainer.engines.vllm_versions import weight_source
 from fsm_trainer.engines.weight_sync.image import split_tied
 from fsm_trainer.engines.weight_sync.on_device import cuda_device, describe
-from fsm_trainer.engines.weight_sync.transport import BUCKET_BYTES, NCCL, WeightTransport
+from fsm_trainer.engines.weight_sync.transport import NCCL, WeightTransport
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ class _Offer:
 class NcclTransport(WeightTransport):
     """Keeps a copy of each version on the trainer's GPU and sends it to the engines of this machine."""
 
-    def __init__(self, *, ranks: int, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, *, ranks: int, bucket_bytes: int) -> None:
         """Each engine has `ranks` GPUs; tensors are sent in packs of about `bucket_bytes`."""
         self._ranks, self._bucket_bytes = ranks, bucket_bytes
         self._lock = threading.Lock()

@@ -7,7 +7,6 @@ kernel frees it when the publisher dies, however it dies.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -20,18 +19,17 @@ if TYPE_CHECKING:
 
 
 class SharedMemoryTransport(WeightTransport):
-    """Publishes into memfds (a temporary file where the system has none), one per version."""
+    """Publishes into memfds, one per version."""
 
-    def __init__(self, *, use_memfd: bool | None = None, bucket_bytes: int = BUCKET_BYTES) -> None:
-        """Use memfds if the system has them, unless told. `bucket_bytes` is how much is copied off a GPU at once."""
-        self._use_memfd = hasattr(os, "memfd_create") if use_memfd is None else use_memfd
+    def __init__(self, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+        """`bucket_bytes` is how much is copied off a GPU at once."""
         self._bucket_bytes = bucket_bytes
         self._fds: dict[int, int] = {}
 
     def publish(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> Snapshot:
         """Write one image. Raises OSError when there is no room for it."""
         tensors, aliases = split_tied(named_tensors)
-        fd = self._open(version)
+        fd = os.memfd_create(f"fsm-weights-{version}")
         try:
             # Written rather than mapped: faster, and memory that is not there is an error instead of a SIGBUS.
             with open(fd, "wb", closefd=False) as file:
@@ -56,16 +54,3 @@ class SharedMemoryTransport(WeightTransport):
         """Release every version."""
         for version in list(self._fds):
             self.release(version)
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """The versions that can be read now, in ascending order."""
-        return tuple(sorted(self._fds))
-
-    def _open(self, version: int) -> int:
-        if self._use_memfd:
-            return os.memfd_create(f"fsm-weights-{version}")
-        # Unlinked at once, so that this one too is gone with its last descriptor.
-        fd, path = tempfile.mkstemp(prefix=f"fsm-weights-{version}-")
-        os.unlink(path)
-        return fd

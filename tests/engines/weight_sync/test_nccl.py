@@ -25,7 +25,7 @@ def transport(monkeypatch):
     monkeypatch.setattr(nccl, "_reserve_port", lambda: doors.append(reserve()) or doors[-1])
     monkeypatch.setattr(nccl, "cuda_device", lambda tensors, transport: torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    transport = NcclTransport(ranks=1)
+    transport = NcclTransport(ranks=1, bucket_bytes=1 << 20)
     yield transport
     transport.close()
 
