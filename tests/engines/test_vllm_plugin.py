@@ -16,11 +16,13 @@ from fsm_trainer.engines.vllm_plugin import MARK, children_bound
 
 GONE_S = 30.0
 SLOW = """
-import multiprocessing, os, time
+import multiprocessing, os
 
 def ready():
+    # Say so, and then whatever one is told.
     print(os.getpid(), flush=True)
-    time.sleep(600)
+    while told := os.read(0, 100):
+        os.write(1, told)
 
 def register_first():
     from fsm_trainer.engines.vllm_plugin import register
@@ -58,16 +60,17 @@ def test_a_marked_process_does_not_outlive_a_killed_parent(tmp_path: Path, how: 
     (tmp_path / "parent.py").write_text(mark + PARENT)
     env = {name: value for name, value in os.environ.items() if name != MARK}
     argv = [sys.executable, str(tmp_path / "parent.py"), how]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=env, text=True) as parent:
-        assert parent.stdout is not None
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
         if marked:
             assert not psutil.wait_procs([child], GONE_S)[1]
         else:
-            assert child.is_running()
-            child.kill()
+            parent.stdin.write("still here\n")
+            parent.stdin.flush()
+            assert parent.stdout.readline() == "still here\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
