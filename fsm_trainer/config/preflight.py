@@ -22,7 +22,6 @@ from fsm_trainer.config.engine_settings import check_engines, engine_warnings
 from fsm_trainer.config.errors import ConfigError, flag, one_line, shown
 from fsm_trainer.config.groups import tracker_names
 from fsm_trainer.config.train_config import TrainConfig
-from fsm_trainer.config.vllm_args import check_known_args
 from fsm_trainer.data.builtin_rewards import PREFIX as BUILTIN
 from fsm_trainer.data.datasets import DATASET_FORMS, LOADER_FUNCTION, Rows
 from fsm_trainer.data.prompts import PromptSource
@@ -31,7 +30,7 @@ from fsm_trainer.data.reward_specs import split_specs
 from fsm_trainer.data.rewards import REWARD_FUNCTION
 from fsm_trainer.data.tokenizer import load_tokenizer
 from fsm_trainer.data.user_code import load_function, split_spec
-from fsm_trainer.engines.vllm_fields import engine_fields
+from fsm_trainer.engines.vllm_fields import check_known_args, engine_fields
 from fsm_trainer.engines.vllm_versions import check_vllm
 
 _REQUIRED = {

@@ -1,12 +1,11 @@
-"""Arguments that pass through to vLLM's engine: from `KEY=VALUE` texts or a file's section to a mapping, which of them
-the run decides itself, and which the installed vLLM does not take.
+"""Arguments that pass through to vLLM's engine: from `KEY=VALUE` texts or a file's section to a mapping, and which of
+their values do not go with the rest of a configuration.
 
 What their values mean is vLLM's affair: it refuses at its start what it cannot use.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -14,37 +13,9 @@ from typing import Any
 import yaml
 from pydantic_core import PydanticCustomError
 
-from fsm_trainer.engines.vllm_fields import Fields
+from fsm_trainer.engines.vllm_fields import SETTLED
 
-SECTION = "vllm"
-"""What a configuration file calls these arguments."""
-_DECIDED = {
-    "model": "--ckpt",
-    "tokenizer": "--ckpt",
-    "dtype": "--dtype",
-    "seed": "--seed",
-    "tensor_parallel_size": "--rollout-tp-size",
-    "data_parallel_size": "--rollout-devices, whose devices make an engine each",
-    "pipeline_parallel_size": "--rollout-tp-size, which an engine is split by here",
-    "gpu_memory_utilization": "--rollout-gpu-memory-utilization",
-    "device": "--rollout-devices",
-    "weight_transfer_config": "--policy-sync-transport",
-}
-"""Argument -> the flag that says it here."""
-_OURS = frozenset(
-    {"logprobs_mode", "worker_extension_cls", "skip_tokenizer_init", "runner", "task", "enable_lora"}
-    | {"served_model_name", "generation_config", "disable_log_stats", "enable_log_requests"}
-)
-"""Arguments that have one right value in a run."""
 _EXPECTED = "KEY=VALUE, an argument of vLLM's engine such as enforce-eager=true"
-_TYPES: dict[str, tuple[type, str]] = {
-    "bool": (bool, "true or false"),
-    "int": (int, "a whole number"),
-    "float": (float, "a number"),
-    "str": (str, "text (in quotes, where it reads as something else)"),
-    "None": (type(None), "null"),
-}
-"""What a plain type of an argument is called in vLLM's source -> its values, and in words."""
 
 
 def engine_args(given: object) -> dict[str, Any]:
@@ -92,33 +63,13 @@ def check_engine_args(args: Mapping[str, Any], tokens: int) -> None:
     """ValueError for an argument that the run decides; `tokens` is the longest prompt and completion together."""
     for name, value in args.items():
         shown = f"--vllm-arg {name}={value}"
-        if name in _DECIDED:
-            raise ValueError(f"{shown}: the run decides that by {_DECIDED[name]}; give it there")
-        if name in _OURS:
-            raise ValueError(f"{shown}: the run needs its own value of that; leave it out")
+        if name in SETTLED:
+            flag = SETTLED[name]
+            what = f"decides that by {flag}; give it there" if flag else "needs its own value of that; leave it out"
+            raise ValueError(f"{shown}: the run {what}")
         if name == "enable_prefix_caching" and not isinstance(value, bool):
             raise ValueError(f"{shown}, expected true or false")
         if name == "max_model_len" and not (isinstance(value, int) and value >= tokens):
             raise ValueError(
                 f"{shown}, expected at least {tokens}: --max-prompt-tokens and --max-new-tokens together; leave it out"
             )
-
-
-def check_known_args(args: Mapping[str, Any], fields: Fields) -> None:
-    """ValueError for an argument that is none of vLLM's `fields`, or whose value is of a type that it does not take."""
-    for name, value in args.items():
-        shown = f"--vllm-arg {name}={json.dumps(value)}"
-        if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=3)
-            expected = " or ".join(near) if near else "one that its documentation of engine arguments lists"
-            raise ValueError(f"{shown}: the installed vLLM has no such argument, expected {expected}; correct the name")
-        types = fields[name]
-        if types is not None and not _is_one_of(value, types):
-            expected = " or ".join(words for kind, (_, words) in _TYPES.items() if kind in types)
-            raise ValueError(f"{shown}, expected {expected}; correct the value")
-
-
-def _is_one_of(value: Any, types: frozenset[str]) -> bool:
-    if isinstance(value, bool):
-        return "bool" in types
-    return any(isinstance(value, _TYPES[kind][0]) for kind in types) or (isinstance(value, int) and "float" in types)

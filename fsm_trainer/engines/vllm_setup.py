@@ -17,6 +17,7 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import EngineLost, SamplingParams
+from fsm_trainer.engines.vllm_fields import SETTLED, check_known_args, engine_fields
 from fsm_trainer.engines.vllm_plugin import MARK, children_bound
 from fsm_trainer.engines.vllm_requests import logprobs_mode
 from fsm_trainer.engines.vllm_transfer import OFFICIAL
@@ -71,8 +72,16 @@ class Setup:
             import vllm.v1.engine.async_llm  # noqa: F401
 
     def arguments(self, further: Mapping[str, Any]) -> dict[str, Any]:
-        """All arguments of `AsyncEngineArgs`, `further` among them; ValueError for one that the run settles."""
-        settled = {
+        """All arguments of `AsyncEngineArgs`, `further` among them.
+
+        ValueError for one of these that the run settles, or that the installed vLLM does not take.
+        """
+        for name in further:
+            if name in SETTLED:
+                raise ValueError(f"vLLM's argument {name} follows from the run's own settings; leave it out")
+        if further and (fields := engine_fields()) is not None:
+            check_known_args(further, fields)
+        return {
             "model": self.ckpt,
             "skip_tokenizer_init": True,
             "dtype": self.dtype,
@@ -82,10 +91,6 @@ class Setup:
             "worker_extension_cls": PATH,
             "disable_log_stats": True,
             "enable_log_requests": False,
-        }
-        for name in settled.keys() & further.keys():
-            raise ValueError(f"vLLM's argument {name} follows from the run's own settings, and cannot be given")
-        return {
             "max_model_len": self.positions,
             "enable_prefix_caching": True,
             # The first load brings the weights.
@@ -94,21 +99,14 @@ class Setup:
             **(_ON_CPU if self.on_cpu else {}),
             **({} if self.memory_utilization is None else {"gpu_memory_utilization": self.memory_utilization}),
             **further,
-            **settled,
         }
 
     def build(self, arguments: dict[str, Any]) -> AsyncLLM:
-        """Start vLLM's engine process, on an event loop.
-
-        ValueError for an argument that vLLM does not know, EngineLost when it refuses to start.
-        """
+        """Start vLLM's engine process, on an event loop. EngineLost when it refuses to start."""
         from vllm.config import WeightTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        for name in arguments:
-            if name not in AsyncEngineArgs.__dataclass_fields__:
-                raise ValueError(f"--vllm-arg {name} is no argument of vLLM's engine; its documentation lists them")
         if self.transport in OFFICIAL:
             arguments = {**arguments, "weight_transfer_config": WeightTransferConfig(backend=OFFICIAL[self.transport])}
         with _starting, environment(self._process_environment()), children_bound(), interrupts_blocked():

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fsm_trainer.engines.base import SamplingParams
+from fsm_trainer.engines.vllm_fields import SETTLED
 from fsm_trainer.engines.vllm_plugin import MARK
 from fsm_trainer.engines.vllm_setup import Setup, environment
 from fsm_trainer.engines.vllm_worker import PATH
@@ -60,10 +61,32 @@ def test_what_people_add_wins_where_the_run_does_not_settle_it() -> None:
     assert (arguments["enforce_eager"], arguments["block_size"]) == (False, 32)
 
 
-@pytest.mark.parametrize("name", ["model", "dtype", "tensor_parallel_size", "logprobs_mode", "worker_extension_cls"])
+@pytest.mark.parametrize("name", SETTLED)
 def test_what_the_run_settles_cannot_be_given(name: str) -> None:
-    with pytest.raises(ValueError, match=f"vLLM's argument {name} follows from the run's own settings"):
-        setup().arguments({name: "x"})
+    with pytest.raises(ValueError, match=f"vLLM's argument {name} follows from the run's own settings; leave it out"):
+        setup().arguments({"block_size": 32, name: "x"})
+
+
+def test_people_may_add_no_other_of_the_runs_arguments_than_these() -> None:
+    given = setup(devices=("cpu",)).arguments({}).keys()
+    assert given - SETTLED.keys() == {
+        "max_model_len",
+        "enable_prefix_caching",
+        "load_format",
+        "enforce_eager",
+        "enable_chunked_prefill",
+    }
+
+
+def test_what_the_installed_vllm_does_not_take_cannot_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"block_size": frozenset({"int"}), "kv_transfer_config": None}
+    monkeypatch.setattr("fsm_trainer.engines.vllm_setup.engine_fields", lambda: fields)
+    with pytest.raises(ValueError, match="blok_size=32: the installed vLLM has no such argument, expected block_size"):
+        setup().arguments({"blok_size": 32})
+    with pytest.raises(ValueError, match='block_size="a", expected a whole number; correct the value'):
+        setup().arguments({"block_size": "a"})
+    mine = object()  # of a type that only vLLM knows
+    assert setup().arguments({"block_size": 32, "kv_transfer_config": mine})["kv_transfer_config"] is mine
 
 
 @pytest.mark.parametrize(
