@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from fsm_trainer.engines.base import (
     EngineLost,
@@ -25,6 +25,7 @@ from fsm_trainer.engines.base import (
     Scores,
     Snapshot,
 )
+from fsm_trainer.engines.event_loop import EventLoopThread
 from fsm_trainer.engines.vllm_requests import (
     Completion,
     Tags,
@@ -35,9 +36,6 @@ from fsm_trainer.engines.vllm_requests import (
     to_group,
     to_rollout,
 )
-
-if TYPE_CHECKING:
-    from anyio.from_thread import BlockingPortal
 
 T = TypeVar("T")
 
@@ -97,7 +95,7 @@ class VLLMRolloutEngine:
         self._version: int | None = None
         self._salt = ""
         """New with each load, so that no prompt finds in the prefix cache what was there before it."""
-        self._portal: BlockingPortal | None = None
+        self._loop: EventLoopThread | None = None
         self._stack = ExitStack()
         self._calls: set[Future[Any]] = set()
         """What is under way on the event loop; closing ends it."""
@@ -112,11 +110,10 @@ class VLLMRolloutEngine:
 
     def start(self) -> dict[str, float]:
         """Make vLLM ready; returns the seconds that each part took."""
-        from anyio.from_thread import start_blocking_portal
-
-        self._stack.callback(setattr, self, "_portal", None)
-        self._portal = self._stack.enter_context(start_blocking_portal())
-        self._stack.callback(lambda: self._call(self._backend.close()))
+        self._loop = loop = EventLoopThread("vllm-rollout")
+        self._stack.callback(setattr, self, "_loop", None)
+        self._stack.callback(loop.close)
+        self._stack.callback(lambda: loop.submit(self._backend.close()).result())
         try:
             return self._call(self._backend.open())
         except BaseException:
@@ -227,16 +224,13 @@ class VLLMRolloutEngine:
 
     def _call(self, work: Coroutine[Any, Any, T], *, abortable: bool = False) -> T:
         """Do it on the event loop and wait for it."""
-        if self._portal is None:
+        if (loop := self._loop) is None:
             work.close()
             raise RuntimeError("the rollout engine is not started, or closed")
 
-        async def do() -> T:
-            return await work
-
         # An abort finds whatever has begun, so nothing begins outside the lock.
         with self._lock:
-            future: Future[T] = self._portal.start_task_soon(do)
+            future = loop.submit(work)
             self._calls.add(future)
             if abortable:
                 self._running[future] = None
