@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import random
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rollout_servers import vllm_serve
 
 from fsm_trainer.engines.base import RolloutRequest, SamplingParams
 from fsm_trainer.engines.hf_model import SpecialTokens, load_model
@@ -27,8 +25,6 @@ MODELS = ("tiny", "smollm2", "qwen3-0.6b")
 """168 thousand, 135 million and 596 million parameters."""
 POSITIONS = 512
 """Most tokens of a prompt and its completion."""
-_END_S = 20.0
-"""How long a server may take to end."""
 Engine = VLLMRolloutEngine | HFRolloutEngine
 
 
@@ -99,29 +95,16 @@ def local_vllm(model: str, folder: Path, threads: int) -> Iterator[VLLMRolloutEn
 @contextmanager
 def vllm_server(model: str, folder: Path, threads: int) -> Iterator[VLLMRolloutEngine]:
     """An engine on a server that is just being started; it is ready when `start` returns."""
-    ckpt = checkpoint(model, folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = ["--port", port, "--max-model-len", POSITIONS + 1, "--dtype", "float32", "--load-format", "dummy"]
-    switches = ["--skip-tokenizer-init", "--enable-prefix-caching", "--uvicorn-log-level", "error"]
-    command = [sys.executable, "-m", "fsm_trainer.engines.vllm_serve", ckpt, *map(str, options), *switches]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "ERROR"}
-    with (folder / "server.log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    engine = vllm_server_engine(
-        f"http://127.0.0.1:{port}", ckpt, SamplingParams(), max_model_len=POSITIONS, start_timeout_s=300
-    )
-    try:
-        yield engine
-    finally:
-        engine.close()
-        process.terminate()
+    ckpt, log = checkpoint(model, folder), folder / "server.log"
+    options = ("--load-format", "dummy", "--skip-tokenizer-init", "--enable-prefix-caching")
+    quiet = ("--uvicorn-log-level", "error")
+    environment = {"OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "ERROR"}
+    with vllm_serve(ckpt, POSITIONS + 1, log, *options, *quiet, **environment) as (url, _):
+        engine = vllm_server_engine(url, ckpt, SamplingParams(), max_model_len=POSITIONS, start_timeout_s=300)
         try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            yield engine
+        finally:
+            engine.close()
 
 
 def weights(model: str, folder: Path) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from fsm_trainer.engines.tiny import build_tiny_checkpoint
 from fsm_trainer.engines.vllm_local import vllm_engine
 from fsm_trainer.engines.vllm_requests import Tags, logprobs_mode
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
+from fsm_trainer.engines.vllm_server import vllm_server_engine
 from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
+from tests.vllm.beside import LIMIT_S, go_on
 
 MAX_MODEL_LEN = 224
 HERE = Path(__file__).parent
@@ -89,7 +91,7 @@ class Reused(VLLMRolloutEngine):
         self, started: VLLMRolloutEngine, sampling: SamplingParams, eos: Sequence[int], keep_cache: bool
     ) -> None:
         super().__init__(started._backend, sampling, eos, keep_cache=keep_cache)
-        self._portal = started._portal
+        self._loop = started._loop
 
     def start(self) -> dict[str, float]:
         self._tags = Tags(secrets.token_hex(4))
@@ -105,9 +107,43 @@ def engine(started: Callable[[SamplingParams], VLLMRolloutEngine]) -> Engine:
 
     def make(*, eos: Sequence[int] = (2,), keep_cache: bool = False, **sampling: Any) -> VLLMRolloutEngine:
         params = SamplingParams(**sampling)
-        return Reused(started(params), params, eos, keep_cache)
+        made = Reused(started(params), params, eos, keep_cache)
+        go_on(made)  # a test that failed may have left it standing still
+        return made
 
     return make
+
+
+@pytest.fixture
+def on_server(server: tuple[str, int], checkpoints: list[Path]) -> Iterator[Engine]:
+    """Makes an engine with its own sampling on the session's server; it must be started."""
+    made: list[VLLMRolloutEngine] = []
+
+    def make(*, eos: Sequence[int] = (2,), keep_cache: bool = False, **sampling: Any) -> VLLMRolloutEngine:
+        ckpt, params = str(checkpoints[0]), SamplingParams(**sampling)
+        made.append(
+            vllm_server_engine(
+                server[0],
+                ckpt,
+                params,
+                max_model_len=MAX_MODEL_LEN,
+                keep_cache=keep_cache,
+                start_timeout_s=LIMIT_S,
+            )
+        )
+        made[-1]._eos = tuple(eos)
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture(params=["inline", "server"])
+def anywhere(request: pytest.FixtureRequest) -> Engine:
+    """Makes an engine in this process or on the session's server; it must be started."""
+    made: Engine = request.getfixturevalue("engine" if request.param == "inline" else "on_server")
+    return made
 
 
 def reference(

@@ -1,12 +1,10 @@
-"""What is killed or broken, of vLLM and of this package, is told at once, and nothing is left of it."""
+"""What is killed or broken, of vLLM and of the engine's own process, is told at once, and nothing is left of it."""
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -14,16 +12,18 @@ import psutil
 import pytest
 from transformers import PreTrainedModel
 
-from fsm_trainer.engines.base import EngineLost, Rollout, RolloutRequest, SamplingParams, Snapshot
+from fsm_trainer.engines.base import EngineLost, RolloutRequest, SamplingParams, Snapshot
 from fsm_trainer.engines.vllm_local import vllm_engine
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
+from fsm_trainer.engines.weight_sync.choose import make_transport
 from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
 from fsm_trainer.runtime.failures import EngineDied
 from fsm_trainer.runtime.host import ProcessHost
-from tests.vllm.conftest import MAX_MODEL_LEN, Publish
+from tests.vllm.beside import LIMIT_S, draw_some, generating, stand_still
+from tests.vllm.conftest import MAX_MODEL_LEN, Publish, largest_gap
 from tests.vllm.servers import kill, left_of, vllm_processes
 
-LIMIT_S = 100.0
+TOLERANCE = 1e-4
 LONG = SamplingParams(n_samples=8, max_new_tokens=MAX_MODEL_LEN - 10)
 REQUEST = RolloutRequest(0, ((4, 5, 6), (7, 8)), seed=0)
 
@@ -50,20 +50,12 @@ def test_a_killed_vllm_is_told_at_once_and_can_be_closed(checkpoints: list[Path]
     engine, processes = started(checkpoints)
     assert processes
     engine.load_weights(publish(0))
-    ended: Future[Rollout] = Future()
-
-    def run() -> None:
-        try:
-            ended.set_result(engine.generate(REQUEST))
-        except RuntimeError as error:
-            ended.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    while not engine._busy:
-        pass
+    stand_still(engine)
+    running = generating(engine, REQUEST)
+    draw_some(engine)
     kill(processes)
     with pytest.raises(EngineLost, match="vLLM's engine process has died"):
-        ended.result(LIMIT_S)
+        running.result(LIMIT_S)
     with pytest.raises(EngineLost, match="vLLM's engine process has died"):
         engine.load_weights(publish(1))
     engine.close()
@@ -86,10 +78,34 @@ def test_weights_of_another_model_break_the_engine_until_it_is_started_anew(
     assert not left_of(processes)
 
 
-def test_with_the_engines_process_vllms_own_are_gone(checkpoints: list[Path], publish: Publish) -> None:
+@pytest.fixture(scope="module")
+def host(checkpoints: list[Path]) -> Iterator[ProcessHost]:
+    """An engine in a process of its own, as runs have it."""
     host = ProcessHost(partial(vllm_engine, str(checkpoints[0]), LONG, max_model_len=MAX_MODEL_LEN), "engine")
-    host.submit("start").result(LIMIT_S)
-    assert host.pid is not None
+    try:
+        host.submit("start").result(LIMIT_S)
+        yield host
+    finally:
+        host.kill()
+
+
+@pytest.mark.parametrize("name", ["shared-memory", "directory"])
+def test_weights_reach_the_engines_process(
+    host: ProcessHost, models: list[PreTrainedModel], tmp_path: Path, name: str
+) -> None:
+    transport = make_transport(name, bucket_bytes=100_000, directory=tmp_path)
+    for version in (0, 1):
+        snapshot = transport.publish(models[version].state_dict().items(), version)
+        assert host.submit("load_weights", snapshot).result(LIMIT_S).version == version
+        rollout = host.submit("generate", REQUEST).result(LIMIT_S)
+        assert (rollout.version_first, rollout.version_last) == (version, version)
+        assert largest_gap(models, REQUEST.prompts, rollout) < TOLERANCE
+        transport.release(version)
+    transport.close()
+
+
+def test_with_the_engines_process_vllms_own_are_gone(host: ProcessHost, publish: Publish) -> None:
+    """The last test of this process."""
     processes = vllm_processes(host.pid)
     assert processes
     host.submit("load_weights", publish(0)).result(LIMIT_S)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,62 +16,35 @@ from transformers import PreTrainedModel
 
 from fsm_trainer.analysis import batches_frame, load_events, sync_frame
 from fsm_trainer.engines import vllm_health
-from fsm_trainer.engines.base import EngineLost, Rollout, RolloutRequest, SamplingParams, Snapshot
+from fsm_trainer.engines.base import EngineLost, Snapshot
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
-from fsm_trainer.engines.vllm_server import vllm_server_engine
 from fsm_trainer.engines.weight_sync.directory import DirectoryTransport
 from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
-from tests.vllm.conftest import MAX_MODEL_LEN, Publish, largest_gap
-from tests.vllm.servers import end_group, left_of, vllm_processes, vllm_server
+from tests.vllm.beside import LIMIT_S, draw_some, generating, load_amid, stand_still, versions_of
+from tests.vllm.conftest import MAX_MODEL_LEN, Engine, Publish, largest_gap
+from tests.vllm.servers import left_of, vllm_processes, vllm_server
 from tests.vllm.test_run import FEW, Run, replay
-from tests.vllm.test_weights import PROMPTS, REQUEST, TOLERANCE, load_while_generating
+from tests.vllm.test_weights import PROMPTS, REQUEST, TOLERANCE
+from tools.rollout_servers import end_group
 
-LIMIT_S = 100.0
 Server = tuple[str, int]
 
 
 @pytest.fixture
-def connect(server: Server, checkpoints: list[Path]) -> Iterator[Any]:
-    """Makes engines on the session's server."""
-    made: list[VLLMRolloutEngine] = []
+def connect(on_server: Engine) -> Engine:
+    """Makes started engines on the session's server; every completion is as long as it may be."""
 
     def connect(**sampling: Any) -> VLLMRolloutEngine:
-        engine = vllm_server_engine(
-            server[0],
-            str(checkpoints[0]),
-            SamplingParams(**sampling),
-            max_model_len=MAX_MODEL_LEN,
-            start_timeout_s=LIMIT_S,
-        )
-        engine._eos = ()  # so that every completion is as long as it may be
+        engine = on_server(eos=(), **sampling)
         engine.start()
-        made.append(engine)
         return engine
 
-    yield connect
-    for engine in made:
-        engine.close()
-
-
-def beside(engine: VLLMRolloutEngine, request: RolloutRequest) -> Future[Rollout]:
-    """A generation on a thread of its own, which vLLM is at when this returns."""
-    future: Future[Rollout] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(engine.generate(request))
-        except RuntimeError as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    while not engine._busy:
-        pass
-    return future
+    return connect
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_those_of_the_policy(
-    connect: Any, publish: Publish, models: list[PreTrainedModel], temperature: float
+    connect: Engine, publish: Publish, models: list[PreTrainedModel], temperature: float
 ) -> None:
     engine = connect(n_samples=3, max_new_tokens=20, temperature=temperature)
     engine.load_weights(publish(1))
@@ -87,7 +57,7 @@ def test_logprobs_are_those_of_the_policy(
 
 @pytest.mark.parametrize("transport", ["shared-memory", "directory"])
 def test_every_load_serves_the_new_weights(
-    connect: Any, models: list[PreTrainedModel], tmp_path: Path, transport: str
+    connect: Engine, models: list[PreTrainedModel], tmp_path: Path, transport: str
 ) -> None:
     made = SharedMemoryTransport() if transport == "shared-memory" else DirectoryTransport(tmp_path)
     engine = connect(n_samples=2, max_new_tokens=12)
@@ -99,23 +69,25 @@ def test_every_load_serves_the_new_weights(
     made.close()
 
 
-def test_scores_are_those_of_its_samples(connect: Any, publish: Publish) -> None:
+def test_scores_are_those_of_its_samples(connect: Engine, publish: Publish) -> None:
     engine = connect(n_samples=1, max_new_tokens=12)
     engine.load_weights(publish(0))
     (sample,) = engine.generate(REQUEST).groups[0]
-    (scores,) = engine.score([(*PROMPTS[0], *sample.tokens)], 1.0)
-    assert scores[len(PROMPTS[0]) - 1 :] == pytest.approx(sample.logprobs, abs=TOLERANCE)
+    scores = engine.score([(*PROMPTS[0], *sample.tokens)], 1.0)
+    assert scores is not None
+    assert scores[0][len(PROMPTS[0]) - 1 :] == pytest.approx(sample.logprobs, abs=TOLERANCE)
 
 
-def test_what_runs_goes_on_with_the_new_weights(connect: Any, publish: Publish, models: list[PreTrainedModel]) -> None:
+def test_what_runs_goes_on_with_the_new_weights(
+    connect: Engine, publish: Publish, models: list[PreTrainedModel]
+) -> None:
     engine = connect(n_samples=4, max_new_tokens=180)
-    rollout = load_while_generating(engine, publish, REQUEST)
-    assert rollout.version_first < rollout.version_last
-    assert any(len(sample.spans) > 1 for group in rollout.groups for sample in group)
+    rollout = load_amid(engine, publish, REQUEST)
+    assert versions_of(rollout) == {(0, 1, 2)}
     assert largest_gap(models, PROMPTS, rollout) < TOLERANCE
 
 
-def test_weights_that_are_gone_are_told_and_good_ones_serve_again(connect: Any, publish: Publish) -> None:
+def test_weights_that_are_gone_are_told_and_good_ones_serve_again(connect: Engine, publish: Publish) -> None:
     engine = connect(n_samples=1, max_new_tokens=4)
     engine.load_weights(publish(0))
     with pytest.raises(ValueError, match="weights of version 9 are gone"):
@@ -126,7 +98,7 @@ def test_weights_that_are_gone_are_told_and_good_ones_serve_again(connect: Any, 
     assert engine.generate(REQUEST).version_first == 2
 
 
-def test_a_later_run_takes_the_server_over(connect: Any, publish: Publish) -> None:
+def test_a_later_run_takes_the_server_over(connect: Engine, publish: Publish) -> None:
     first, second = connect(n_samples=1, max_new_tokens=4), connect(n_samples=1, max_new_tokens=4)
     first.load_weights(publish(0))
     second.load_weights(publish(0))
@@ -135,7 +107,7 @@ def test_a_later_run_takes_the_server_over(connect: Any, publish: Publish) -> No
     assert second.generate(REQUEST).version_first == 0
 
 
-def test_a_server_that_was_restarted_is_lost(connect: Any, publish: Publish, server: Server) -> None:
+def test_a_server_that_was_restarted_is_lost(connect: Engine, publish: Publish, server: Server) -> None:
     engine = connect(n_samples=1, max_new_tokens=4)
     engine.load_weights(publish(0))
     # So a server names the weights that it was started with.
@@ -144,12 +116,12 @@ def test_a_server_that_was_restarted_is_lost(connect: Any, publish: Publish, ser
         engine.generate(REQUEST)
 
 
-def test_a_server_that_hangs_can_be_given_up(connect: Any, publish: Publish, server: Server) -> None:
+def test_a_server_that_hangs_can_be_given_up(connect: Engine, publish: Publish, server: Server) -> None:
     engine = connect(n_samples=4, max_new_tokens=180)
     engine.load_weights(publish(0))
     os.kill(server[1], signal.SIGSTOP)
     try:
-        hung = beside(engine, REQUEST)
+        hung = generating(engine, REQUEST)
         engine.abort()
         with pytest.raises(RuntimeError, match="generation aborted"):
             hung.result(LIMIT_S)
@@ -160,7 +132,7 @@ def test_a_server_that_hangs_can_be_given_up(connect: Any, publish: Publish, ser
 
 
 def test_a_server_that_hangs_is_lost(
-    connect: Any, publish: Publish, server: Server, monkeypatch: pytest.MonkeyPatch
+    connect: Engine, publish: Publish, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = connect(n_samples=4, max_new_tokens=180)
     engine.load_weights(publish(0))
@@ -215,11 +187,13 @@ def wait_for_steps(run: Run, steps: int) -> None:
             pytest.fail(f"it ended with {run.end()} before: {run.text}")
 
 
-def test_a_killed_server_is_told_at_once(connect: Any, publish: Publish, server: Server) -> None:
+def test_a_killed_server_is_told_at_once(connect: Engine, publish: Publish, server: Server) -> None:
     """The last test here: the server does not come back."""
     engine = connect(n_samples=8, max_new_tokens=180)
     engine.load_weights(publish(0))
-    running = beside(engine, REQUEST)
+    stand_still(engine)
+    running = generating(engine, REQUEST)
+    draw_some(engine)
     processes = vllm_processes(server[1])
     assert processes
     os.kill(server[1], signal.SIGKILL)

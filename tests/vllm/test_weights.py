@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import PreTrainedModel
 
-from fsm_trainer.engines.base import EngineLost, Rollout, RolloutRequest, Snapshot
-from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
+from fsm_trainer.engines.base import EngineLost, RolloutRequest, Snapshot
 from fsm_trainer.engines.weight_sync.directory import DirectoryTransport
 from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
+from tests.vllm.beside import LIMIT_S, draw_some, generating, go_on, load_amid, stand_still, versions_of
 from tests.vllm.conftest import Engine, Publish, largest_gap
 
 # Longer than a block of vLLM's prefix cache (32 tokens on the CPU), or nothing would be cached.
 PROMPTS = (tuple([4, 5, 6, 7, 14] * 8), tuple([9, 8, 7, 14] * 10))
 REQUEST = RolloutRequest(0, PROMPTS, seed=0)
-TRIES = 5
 TOLERANCE = 1e-4
 
 
@@ -67,114 +64,53 @@ def test_a_load_that_fails_leaves_nothing_to_serve(
     assert largest_gap(models, PROMPTS, rollouts.generate(REQUEST)) < TOLERANCE
 
 
-def load_while_generating(rollouts: VLLMRolloutEngine, publish: Publish, request: RolloutRequest) -> Rollout:
-    """A generation that began with a first version, while version after version was loaded."""
-    for _ in range(TRIES):  # it may be through before the first load, which a busy machine holds up
-        rollout = _generate_over_loads(rollouts, publish, request)
-        if rollout.version_first < rollout.version_last:
-            break
-    return rollout
-
-
-def _generate_over_loads(rollouts: VLLMRolloutEngine, publish: Publish, request: RolloutRequest) -> Rollout:
-    done: list[Rollout] = []
-    rollouts.load_weights(publish(0))
-    thread = threading.Thread(target=lambda: done.append(rollouts.generate(request)))
-    thread.start()
-    version = 0
-    while thread.is_alive():
-        version += 1
-        rollouts.load_weights(publish(version))
-    thread.join()
-    return done[0]
-
-
 def test_what_runs_goes_on_with_the_new_weights(
     engine: Engine, publish: Publish, models: list[PreTrainedModel]
 ) -> None:
     rollouts = engine(n_samples=4, max_new_tokens=180, eos=())
-    rollout = load_while_generating(rollouts, publish, REQUEST)
-    samples = [sample for group in rollout.groups for sample in group]
-    assert rollout.version_first == min(sample.spans[0].version for sample in samples)
-    assert rollout.version_last == max(sample.spans[-1].version for sample in samples)
-    assert rollout.version_first < rollout.version_last
-    assert any(len(sample.spans) > 2 for sample in samples)
+    rollout = load_amid(rollouts, publish, REQUEST)
+    assert (rollout.version_first, rollout.version_last) == (0, 2)
+    assert versions_of(rollout) == {(0, 1, 2)}
     # Each token by the weights stamped on it, given all tokens before it: nothing of the older weights is left.
     assert largest_gap(models, PROMPTS, rollout) < TOLERANCE
-
-
-def test_a_load_in_flight_leaves_no_old_prefix_for_later_prompts(
-    engine: Engine, publish: Publish, models: list[PreTrainedModel]
-) -> None:
-    rollouts = engine(n_samples=4, max_new_tokens=180, eos=())
-    load_while_generating(rollouts, publish, REQUEST)
-    assert largest_gap(models, PROMPTS, rollouts.generate(REQUEST)) < TOLERANCE
 
 
 def test_several_batches_run_at_once(engine: Engine, publish: Publish, models: list[PreTrainedModel]) -> None:
     rollouts = engine(n_samples=4, max_new_tokens=60, eos=())
     rollouts.load_weights(publish(0))
     requests = [RolloutRequest(batch, PROMPTS, seed=0) for batch in range(3)]
-    found: dict[int, Rollout] = {}
-    together: list[int] = []
-
-    def run(request: RolloutRequest) -> None:
-        found[request.batch_id] = rollouts.generate(request)
-
-    threads = [threading.Thread(target=run, args=(request,)) for request in requests]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        together.append(len(rollouts._running))
-    assert max(together) == 3
-    for request in requests:
-        assert largest_gap(models, PROMPTS, found[request.batch_id]) < TOLERANCE
-        assert found[request.batch_id] == rollouts.generate(request)
+    stand_still(rollouts)
+    running = [generating(rollouts, request) for request in requests]  # so none is through when the last begins
+    go_on(rollouts)
+    for request, future in zip(requests, running, strict=True):
+        found = future.result(LIMIT_S)
+        assert largest_gap(models, PROMPTS, found) < TOLERANCE
+        assert found == rollouts.generate(request)
 
 
 def test_a_load_that_fails_in_flight_fails_what_runs(engine: Engine, publish: Publish) -> None:
     rollouts = engine(n_samples=4, max_new_tokens=180, eos=())
     rollouts.load_weights(publish(0))
-    raised: list[Exception] = []
-
-    def run() -> None:
-        try:
-            rollouts.generate(REQUEST)
-        except (RuntimeError, EngineLost) as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    while not rollouts._running:
-        pass
+    stand_still(rollouts)
+    running = generating(rollouts, REQUEST)
+    draw_some(rollouts)
     with pytest.raises(Exception, match="are gone"):
         rollouts.load_weights(Snapshot(9, "/proc/self/fd/9999", 1))
-    thread.join()
-    (error,) = raised
-    assert isinstance(error, EngineLost)
-    assert str(error).startswith("generation aborted: weights could not be loaded amid it (")
+    with pytest.raises(EngineLost, match=r"^generation aborted: weights could not be loaded amid it \("):
+        running.result(LIMIT_S)
     # vLLM stands still until a full good load.
     rollouts.load_weights(publish(2))
     assert rollouts.generate(RolloutRequest(0, PROMPTS[:1], seed=0)).version_first == 2
 
 
 def test_abort_ends_all_that_runs(engine: Engine, publish: Publish) -> None:
-    rollouts: Any = engine(n_samples=4, max_new_tokens=180, eos=())
+    rollouts = engine(n_samples=4, max_new_tokens=180, eos=())
     rollouts.load_weights(publish(0))
-    raised: list[str] = []
-
-    def run(batch: int) -> None:
-        try:
-            rollouts.generate(RolloutRequest(batch, PROMPTS, seed=0))
-        except RuntimeError as error:
-            raised.append(str(error))
-
-    threads = [threading.Thread(target=run, args=(batch,)) for batch in range(2)]
-    for thread in threads:
-        thread.start()
-    while len(rollouts._running) < 2:
-        pass
+    stand_still(rollouts)
+    running = [generating(rollouts, RolloutRequest(batch, PROMPTS, seed=0)) for batch in range(2)]
+    draw_some(rollouts)
     rollouts.abort()
-    for thread in threads:
-        thread.join()
-    assert raised == ["generation aborted"] * 2
+    for future in running:
+        with pytest.raises(RuntimeError, match="^generation aborted$"):
+            future.result(LIMIT_S)
+    go_on(rollouts)

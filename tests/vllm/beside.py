@@ -1,0 +1,87 @@
+"""Calls beside the test, and a vLLM that stands still when the test says so: no thread needs to be the faster one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import TypeVar
+
+import pytest
+
+from fsm_trainer.engines.base import Rollout, RolloutRequest, Snapshot
+from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
+
+T = TypeVar("T")
+LIMIT_S = 100.0
+"""After which a test gives up."""
+_LOOK_S = 0.005
+
+
+def beside(call: Callable[[], T]) -> Future[T]:
+    """A call on a thread of its own, which a test that fails may leave behind."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def generating(engine: VLLMRolloutEngine, request: RolloutRequest) -> Future[Rollout]:
+    """A generation beside the test, which the engine has begun when this returns."""
+    return begun(engine, partial(engine.generate, request))
+
+
+def begun(engine: VLLMRolloutEngine, call: Callable[[], T]) -> Future[T]:
+    before = engine._busy
+    future = beside(call)
+    while engine._busy <= before:
+        wait([future], _LOOK_S)
+        if future.done():
+            pytest.fail(f"it is over already, and was to go on: {future.exception() or future.result()}")
+    return future
+
+
+def stand_still(engine: VLLMRolloutEngine) -> None:
+    """Let vLLM draw nothing until weights are loaded amid what it is given, or `go_on`."""
+    engine._call(engine._backend.pause(clear_cache=False))
+
+
+def go_on(engine: VLLMRolloutEngine) -> None:
+    engine._call(engine._backend.resume())
+
+
+def draw_some(engine: VLLMRolloutEngine) -> None:
+    """Let a vLLM that stands still draw some tokens of all that it was given, and stand still again."""
+    for _ in range(5):  # it takes in what it is asked in order, once that is all sent
+        stand_still(engine)
+
+    async def draw() -> None:
+        # On the event loop, so that what it is at need not outlast what this thread does.
+        await engine._backend.resume()
+        await engine._backend.pause(clear_cache=False)
+
+    engine._call(draw())
+
+
+def load_amid(engine: VLLMRolloutEngine, publish: Callable[[int], Snapshot], request: RolloutRequest) -> Rollout:
+    """A generation that began with version 0, amid which 1 and 2 were loaded."""
+    engine.load_weights(publish(0))
+    stand_still(engine)
+    running = generating(engine, request)
+    draw_some(engine)
+    engine.load_weights(publish(1))
+    stand_still(engine)  # it has gone on before
+    engine.load_weights(publish(2))
+    return running.result(LIMIT_S)
+
+
+def versions_of(rollout: Rollout) -> set[tuple[int, ...]]:
+    """Which versions drew a sample, in order; of all samples."""
+    return {tuple(span.version for span in sample.spans) for group in rollout.groups for sample in group}
