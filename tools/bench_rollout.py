@@ -75,7 +75,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=PARTS, help="a part; may be given again (default: all)")
     parser.add_argument("--models", default=",".join(MODELS), help="which of them (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="of every figure, whose median is shown (default: 3)")
+    repeats = "how often each figure is measured, whose median is shown; the overhead and the step of tiny ten times as"
+    repeats += " often, a start once (default: 3)"
+    parser.add_argument("--repeats", type=int, default=3, help=repeats)
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each engine (default: 1)")
     parser.add_argument("--json", type=Path, help="keep the tables there")
     parser.add_argument("--folder", type=Path, default=Path("runs/bench-models"), help="where the models are")

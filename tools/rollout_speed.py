@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 BATCHES = {
-    "tiny": (Batch(64, 1, 64), Batch(8, 8, 64)),
+    "tiny": (Batch(64, 1, 64), Batch(1, 8, 64), Batch(4, 8, 64)),
     "smollm2": (Batch(1, 8, 64), Batch(4, 8, 64)),
 }
 """Of each model, those that are drawn; the largest would take minutes."""
@@ -48,6 +48,10 @@ class Settings:
         """The models that were asked for, of some."""
         return [model for model in self.models if model in models]
 
+    def repeats_of(self, model: str) -> int:
+        """How often to measure what takes the smallest model so little that it varies more."""
+        return self.repeats * (10 if model == "tiny" else 1)
+
 
 def throughput(settings: Settings) -> Iterator[tuple[str, Row]]:
     """Tokens a second of both engines, which draw in turn, in one run with equal threads."""
@@ -63,7 +67,7 @@ def throughput(settings: Settings) -> Iterator[tuple[str, Row]]:
                 seconds: dict[str, list[float]] = {name: [] for name in engines}
                 for engine in engines.values():
                     _warm_up(engine, batch)
-                for _ in range(settings.repeats if model == "tiny" else max(1, settings.repeats - 1)):
+                for _ in range(settings.repeats):
                     for name, engine in engines.items():
                         seconds[name].append(timed(partial(engine.generate, batch.request(next(_numbers)))))
                 yield (
@@ -84,9 +88,8 @@ def overhead(settings: Settings) -> Iterator[tuple[str, Row]]:
             _load(model, settings, engine)
             for batch in BATCHES[model]:
                 _warm_up(engine, batch)
-                # Short batches vary more from one to the next.
-                count = max(2, settings.repeats * (10 if model == "tiny" else 1))
-                pairs = [_pair(engine, batch, i % 2 == 0) for i in range(count)]
+                # One has no quarters.
+                pairs = [_pair(engine, batch, i % 2 == 0) for i in range(max(2, settings.repeats_of(model)))]
                 ratios = quantiles((ours.wall_s / direct.wall_s - 1 for ours, direct in pairs), method="inclusive")
                 yield (
                     "overhead over vLLM called directly",
@@ -159,8 +162,8 @@ def directly(engine: VLLMRolloutEngine, request: RolloutRequest) -> tuple[Took, 
         outputs = await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(request.prompts)))
         return Took(time.perf_counter() - began, time.process_time() - cpu), outputs
 
-    assert engine._portal is not None
-    measured: tuple[Took, list[RequestOutput]] = engine._portal.call(all_of_them)
+    assert engine._loop is not None
+    measured: tuple[Took, list[RequestOutput]] = engine._loop.submit(all_of_them()).result()
     return measured
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -36,7 +37,7 @@ def sync(settings: Settings) -> Iterator[tuple[str, Row]]:
         tensors = weights(model, settings.folder)
         with local_vllm(model, settings.folder, settings.threads) as engine, TemporaryDirectory() as folder:
             for name in ("shared-memory", "directory"):
-                yield "sync", cost(engine, model, "process", name, tensors, Path(folder), settings.repeats, step_s)
+                yield "sync", cost(engine, model, "inline", name, tensors, Path(folder), settings.repeats, step_s)
             for keep_cache in (False, True):
                 yield "generation lost to a load", lost(engine, model, tensors, settings.repeats, keep_cache)
         begin = time.perf_counter()
@@ -104,8 +105,13 @@ def lost(engine: VLLMRolloutEngine, model: str, tensors: dict[str, Any], repeats
     for number in range(repeats):
         plain.append(timed(partial(engine.generate, batch.request(number))))
         took, loads = _with_loads(engine, batch.request(number), load, plain[-1])
-        longer.append((took - plain[-1]) / len(loads))
-        inside.extend(loads)
+        if loads:
+            longer.append((took - plain[-1]) / len(loads))
+            inside.extend(loads)
+    if not inside:
+        print(
+            f"  {model}: no batch of {batch.label} lasted until its first load, so none was measured", file=sys.stderr
+        )
     idle = [timed(load) for _ in range(repeats)]
     transport.close()
     return {
@@ -114,39 +120,40 @@ def lost(engine: VLLMRolloutEngine, model: str, tensors: dict[str, Any], repeats
         "cache": "keep" if keep_cache else "recompute",
         "generation s": median(plain),
         "drain: lost ms": 1e3 * median(idle),
-        "inflight: lost ms": 1e3 * median(longer),
-        "of that: pause": 1e3 * median(loaded.pause_s for loaded in inside),
-        "transfer": 1e3 * median(loaded.transfer_s for loaded in inside),
-        "resume": 1e3 * median(loaded.resume_s for loaded in inside),
+        "inflight: lost ms": _median_ms(longer),
+        "of that: pause": _median_ms([loaded.pause_s for loaded in inside]),
+        "transfer": _median_ms([loaded.transfer_s for loaded in inside]),
+        "resume": _median_ms([loaded.resume_s for loaded in inside]),
     }
 
 
+def _median_ms(seconds: Sequence[float]) -> float | None:
+    return 1e3 * median(seconds) if seconds else None
+
+
 def _with_loads(
-    engine: VLLMRolloutEngine, request: RolloutRequest, load: Any, plain_s: float
+    engine: VLLMRolloutEngine, request: RolloutRequest, load: Callable[[], Loaded], plain_s: float
 ) -> tuple[float, list[Loaded]]:
-    """Seconds of a generation, and what was loaded while it ran."""
-    took: list[float] = []
-    thread = threading.Thread(target=lambda: took.append(timed(partial(engine.generate, request))))
-    thread.start()
+    """Seconds of a generation, and what was loaded while it ran: nothing, if it is over sooner than one before it."""
     loads = []
-    for _ in range(LOADS):
-        thread.join(plain_s / (LOADS + 1))
-        if thread.is_alive():
-            loads.append(load())
-    thread.join()
-    assert loads, "the generation ended before the first load"
-    return took[0], loads
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(timed, partial(engine.generate, request))
+        for _ in range(LOADS):
+            wait([running], plain_s / (LOADS + 1))
+            if not running.done():
+                loads.append(load())
+        return running.result(), loads
 
 
 def _step_s(model: str, settings: Settings) -> float:
-    """Seconds of a training step on random tokens; the median of a few where that takes little."""
+    """Seconds of a training step on random tokens."""
     sequences, length, completion = STEPS[model]
     rows = [_sequence(Batch(1, 1, 1, length).request(row).prompts[0], completion, row) for row in range(sequences)]
     engine = HFTrainEngine(
         checkpoint(model, settings.folder), threads=settings.threads, mini_bs=2 if model != "tiny" else 256
     )
     engine.start()
-    taken = [timed(partial(engine.train, rows)) for _ in range(10 if model == "tiny" else 1)]
+    taken = [timed(partial(engine.train, rows)) for _ in range(settings.repeats_of(model))]
     engine.close()
     return median(taken)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,10 +13,11 @@ from types import ModuleType
 import pytest
 from transformers import PreTrainedModel
 
-from fsm_trainer.engines.base import Loaded, RolloutRequest, Snapshot
+from fsm_trainer.engines.base import Loaded, Rollout, RolloutRequest, Snapshot
 from fsm_trainer.engines.vllm_local import LocalBackend
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from tests.engines.fake_vllm_server import FakeVLLMServer
+from tests.vllm.beside import LIMIT_S, begun
 from tests.vllm.conftest import Engine, Publish
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -55,7 +57,7 @@ def test_the_cost_of_a_load_is_that_of_its_bytes(
     engine: Engine, models: list[PreTrainedModel], tool: Tool, tmp_path: Path
 ) -> None:
     tensors, rollouts = dict(models[0].named_parameters()), engine(n_samples=1, max_new_tokens=1)
-    row = tool("rollout_syncs").cost(rollouts, "tiny", "process", "directory", tensors, tmp_path, 1, 2.0)
+    row = tool("rollout_syncs").cost(rollouts, "tiny", "inline", "directory", tensors, tmp_path, 1, 2.0)
     parameters = models[0].num_parameters()
     assert row["M parameters"] == parameters / 1e6
     assert row["MB"] == pytest.approx(4 * parameters / 1e6, rel=0.02)  # float32, and the files' headers
@@ -76,9 +78,20 @@ def test_weights_are_loaded_while_a_batch_runs(
     syncs, rollouts = tool("rollout_syncs"), engine(n_samples=1, max_new_tokens=1)
     busy: list[int] = []
     cleared: set[bool] = set()
-    load, pause = VLLMRolloutEngine.load_weights, LocalBackend.pause
+    generate, load, pause = VLLMRolloutEngine.generate, VLLMRolloutEngine.load_weights, LocalBackend.pause
+    waiting = threading.Event()
+
+    def generating(self: VLLMRolloutEngine, request: RolloutRequest) -> Rollout:
+        if threading.current_thread() is threading.main_thread():
+            return generate(self, request)
+        self._call(pause(self._backend, False))  # so that it is not through before the first load
+        running = begun(self, lambda: generate(self, request))
+        waiting.set()
+        return running.result(LIMIT_S)
 
     def noting(self: VLLMRolloutEngine, snapshot: Snapshot) -> Loaded:
+        if len(busy) == 1:
+            assert waiting.wait(LIMIT_S)
         busy.append(self._busy)
         return load(self, snapshot)
 
@@ -87,14 +100,31 @@ def test_weights_are_loaded_while_a_batch_runs(
         await pause(self, clear_cache)
 
     monkeypatch.setattr(LocalBackend, "pause", pausing)
+    monkeypatch.setattr(VLLMRolloutEngine, "generate", generating)
     monkeypatch.setattr(VLLMRolloutEngine, "load_weights", noting)
     monkeypatch.setitem(syncs.LONG, "tiny", tool("rollout_models").Batch(8, 1, 200))
     row = syncs.lost(rollouts, "tiny", dict(models[0].named_parameters()), 1, keep_cache)
     assert (row["cache"], cleared) == (called, {not keep_cache})
-    assert 1 in busy, "while a batch ran"
-    assert (busy[0], busy[-1]) == (0, 0), "the first, and that of drained sync"
+    assert busy[:2] == [0, 1], "before the batch, and while it runs"
+    assert busy[-1] == 0, "that of drained sync"
     assert row["transfer"] > 0
     assert row["of that: pause"] > 0
+
+
+def test_a_batch_that_is_over_before_it_is_loaded_into_is_left_out(
+    engine: Engine,
+    models: list[PreTrainedModel],
+    tool: Tool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    syncs, rollouts = tool("rollout_syncs"), engine(n_samples=1, max_new_tokens=1)
+    monkeypatch.setattr(syncs, "LOADS", 0)
+    monkeypatch.setitem(syncs.LONG, "tiny", tool("rollout_models").Batch(1, 1, 2))
+    row = syncs.lost(rollouts, "tiny", dict(models[0].named_parameters()), 1, False)
+    assert [row[name] for name in ("inflight: lost ms", "of that: pause", "transfer", "resume")] == [None] * 4
+    assert row["drain: lost ms"] > 0
+    assert "no batch of 1 x 1 x 2 lasted until its first load" in capsys.readouterr().err
 
 
 def test_a_server_is_asked_for_its_health_while_it_works(tool: Tool) -> None:
