@@ -9,6 +9,7 @@ import base64
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from fsm_trainer.engines.base import EngineLost, Snapshot
@@ -76,7 +77,10 @@ class WeightReceiver:
         counter = _Counter(Snapshot(**{**fields, "payload": base64.b64decode(fields["payload"])}))
         worker: Any = self
         try:
-            worker.reload_weights(weights_iterator=iter(counter))
+            # vLLM takes its model apart before it reads: what cannot be read at all is to leave the old one whole.
+            tensors = iter(counter)
+            first = list(islice(tensors, 1))
+            worker.reload_weights(weights_iterator=chain(first, tensors))
         except Exception as error:
             # Told instead of raised, because of most errors vLLM passes nothing on.
             self.fsm_half_loaded = counter.nbytes > 0
