@@ -82,7 +82,6 @@ def cost(
         "publish GB/s": snapshot.nbytes / publish_s / 1e9,
         "load ms": 1e3 * load_s,
         "transfer ms": 1e3 * transfer_s,
-        "resume ms": 1e3 * median(load.resume_s for load in loads[1:]),
         "transfer GB/s": snapshot.nbytes / transfer_s / 1e9,
         "step s": step_s,
         "share of a step %": 100 * (publish_s + load_s) / step_s,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -157,10 +156,6 @@ class SharedBoard:
 
 def board_file() -> int:
     """The descriptor of memory for a `SharedBoard`, to hand to a child."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("fsm-rewards")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
+    fd = os.memfd_create("fsm-rewards")
     os.ftruncate(fd, _SIZE)
     return fd

@@ -90,11 +90,11 @@ class Loaded:
     nbytes: int = 0
     """Of the weights that came over."""
     pause_s: float = 0.0
-    """Until running generations stood still; 0 when none ran."""
+    """Until what ran, generations and scoring, stood still; 0 when nothing did."""
     transfer_s: float = 0.0
     """Reading and installing the weights."""
     resume_s: float = 0.0
-    """Until they went on."""
+    """Until it went on; 0 likewise."""
 
 
 class EngineLost(RuntimeError):  # noqa: N818 - an event that befell the engine, like EngineDied
@@ -122,8 +122,9 @@ class TrainResult:
 class RolloutEngine(Protocol):
     """Generates completions with one policy version at a time.
 
-    An engine whose class has `concurrent = True` is called by several threads at once: by `generate` of several
-    batches, and by `load_weights` while they run (`--async-sync-mode inflight`); others do one call after the other.
+    An engine whose class has `concurrent = True` is called by several threads at once: by `generate` and `score` of
+    several batches, by `load_weights` while they run (`--async-sync-mode inflight`), and by `close` beside calls that
+    hang; others do one call after the other.
     """
 
     def start(self) -> dict[str, float] | None:
@@ -132,8 +133,8 @@ class RolloutEngine(Protocol):
     def load_weights(self, snapshot: Snapshot) -> Loaded:
         """Install a snapshot's weights; say which version is served now and what the load cost.
 
-        Generations that run meanwhile (concurrent engines only) go on with the new weights, or raise EngineLost if the
-        load fails.
+        What is generated or scored meanwhile (concurrent engines only) goes on with the new weights, or raises
+        EngineLost if the load fails.
         """
 
     def generate(self, request: RolloutRequest) -> Rollout:
@@ -142,11 +143,15 @@ class RolloutEngine(Protocol):
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> Scores | None:
         """Score given tokens with the weights served now, using no cache of earlier calls.
 
-        None where the engine cannot; what is checked with it is then left unchecked, and that is said.
+        None where the engine cannot; what is checked with it is then left unchecked, and that is said. Amid a load
+        (concurrent engines only) the scores may be of either version; the caller knows what it has ordered.
         """
 
     def abort(self) -> None:
-        """Make whatever `generate` runs raise soon; called from another thread. A no-op when idle."""
+        """Make whatever `generate` runs raise soon, of a concurrent engine `score` too; called from another thread.
+
+        A no-op when idle.
+        """
 
     def close(self) -> None:
         """Free everything; called once. Of a concurrent engine also beside calls that hang, which it makes raise."""

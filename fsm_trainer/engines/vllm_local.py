@@ -47,7 +47,7 @@ def vllm_engine(
 
     `devices`: those of the replica, tensor-parallel over them. `max_model_len`: tokens of the longest prompt and
     completion together. `keep_cache`: see `VLLMRolloutEngine`. `engine_args`: further arguments of vLLM's
-    `AsyncEngineArgs`.
+    `AsyncEngineArgs`, but those of `vllm_fields.SETTLED`.
     """
     # One more than a sample needs: to score the longest one takes a new token behind it.
     positions = min(max_model_len + 1, checkpoint_context(ckpt) or max_model_len + 1)
@@ -60,7 +60,7 @@ class LocalBackend:
     """A `vllm_rollout.Backend` on AsyncLLM."""
 
     def __init__(self, setup: Setup, engine_args: Mapping[str, Any]) -> None:
-        """Keep the settings; ValueError for an argument that the run settles itself."""
+        """Keep the settings; ValueError for an argument that is the run's, or unknown to the installed vLLM."""
         self.positions = setup.positions
         self._setup, self._arguments = setup, setup.arguments(engine_args)
         self._llm: AsyncLLM | None = None

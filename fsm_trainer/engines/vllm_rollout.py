@@ -121,7 +121,7 @@ class VLLMRolloutEngine:
             raise
 
     def load_weights(self, snapshot: Snapshot) -> Loaded:
-        """Install a snapshot between two steps of vLLM; after a failure part way the engine serves nothing.
+        """Install a snapshot between two steps of vLLM; after one that failed nothing is served until another succeeds.
 
         What runs then raises EngineLost: it would go on with weights that nobody knows.
         """
@@ -137,7 +137,10 @@ class VLLMRolloutEngine:
         return self._call(self._sample(request), abortable=True)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> Scores | None:
-        """Score given tokens with the weights served now; None where vLLM cannot: at another temperature than 1."""
+        """Score given tokens with the weights served now.
+
+        None where vLLM cannot: at another temperature than 1, or a sequence that leaves no position free.
+        """
         # It can only score what it also completes, by a token.
         longest = max(map(len, sequences), default=0)
         if temperature != 1.0 or longest >= self._backend.positions:

@@ -77,7 +77,7 @@ class Setup:
         ValueError for one of these that the run settles, or that the installed vLLM does not take.
         """
         for name in further:
-            if name in SETTLED:
+            if name in SETTLED or name == "max_model_len":  # a run gives that as a parameter
                 raise ValueError(f"vLLM's argument {name} follows from the run's own settings; leave it out")
         if further and (fields := engine_fields()) is not None:
             check_known_args(further, fields)

@@ -56,6 +56,7 @@ class EngineHost(Protocol):
     def close(self, timeout_s: float) -> None:
         """Do what was submitted, call the engine's own `close` if it has one, and end; past `timeout_s`, kill.
 
+        After a `kill` it waits for nothing that was submitted.
         Raises EngineError if the engine's `close` raised, EngineDied if the process died of something else.
         """
 
@@ -102,7 +103,10 @@ class InlineHost:
         """Never calls back: it lives as long as the caller's process."""
 
     def close(self, timeout_s: float) -> None:
-        """Do what was submitted, close the engine and end the threads; past `timeout_s`, abandon them."""
+        """Do what was submitted, close the engine and end the threads; past `timeout_s`, abandon them.
+
+        After a `kill`, close a concurrent engine and wait for nothing else.
+        """
         if self._killed:
             self._close_killed(timeout_s)
         if self._closed:
