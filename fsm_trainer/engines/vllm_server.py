@@ -189,7 +189,7 @@ class ServerBackend:
                 await self._get(HEALTH, timeout=_CONNECT_S)
                 return
             except EngineLost as error:
-                if time.perf_counter() > until:
+                if time.perf_counter() + _POLL_S > until:
                     raise EngineLost(f"{error}; it was waited for {self._start_timeout_s:g} s") from error
                 if not told:
                     self._warn("server_awaited", f"{error}; waiting for it to come up")
