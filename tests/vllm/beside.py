@@ -17,6 +17,7 @@ T = TypeVar("T")
 LIMIT_S = 100.0
 """After which a test gives up."""
 _LOOK_S = 0.005
+_TRIES = 20
 
 
 def beside(call: Callable[[], T]) -> Future[T]:
@@ -70,16 +71,26 @@ def draw_some(engine: VLLMRolloutEngine) -> None:
     engine._call(draw())
 
 
-def load_amid(engine: VLLMRolloutEngine, publish: Callable[[int], Snapshot], request: RolloutRequest) -> Rollout:
-    """A generation that began with version 0, amid which 1 and 2 were loaded."""
-    engine.load_weights(publish(0))
-    stand_still(engine)
-    running = generating(engine, request)
-    draw_some(engine)
-    engine.load_weights(publish(1))
-    stand_still(engine)  # it has gone on before
-    engine.load_weights(publish(2))
-    return running.result(LIMIT_S)
+def load_amid(
+    engine: VLLMRolloutEngine, publish: Callable[[int], Snapshot], request: RolloutRequest, newest: int
+) -> Rollout:
+    """A generation that began with version 0, amid which the later ones were loaded, so that all drew of each sample.
+
+    A pause that a busy machine holds up may find nothing left to draw: then it begins anew.
+    """
+    for _ in range(_TRIES):
+        engine.load_weights(publish(0))
+        stand_still(engine)
+        running = generating(engine, request)
+        draw_some(engine)
+        for version in range(1, newest + 1):
+            engine.load_weights(publish(version))
+            stand_still(engine)
+        go_on(engine)
+        rollout = running.result(LIMIT_S)
+        if versions_of(rollout) == {tuple(range(newest + 1))}:
+            return rollout
+    pytest.fail(f"in {_TRIES} tries no generation was amid its work when weights came")
 
 
 def versions_of(rollout: Rollout) -> set[tuple[int, ...]]:
