@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from fsm_trainer.engines.base import Sample, Snapshot
 from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
-from tests.vllm.beside import LIMIT_S, generating, load_amid, stand_still
-from tests.vllm.conftest import Engine, Publish, largest_gap
+from tests.vllm.beside import LIMIT_S, begun, generating, load_amid, stand_still
+from tests.vllm.conftest import Engine, Publish, largest_gap, reference
 from tests.vllm.test_weights import PROMPTS, REQUEST, TOLERANCE
 
 BLOCK = 32
@@ -109,3 +110,16 @@ def test_a_batch_that_waits_for_its_first_token_during_a_load(
         for sample in group:
             assert [span.version for span in sample.spans] == [1]
             assert largest(drawn_over_a_cache(models, prompt, sample, BLOCK), sample.logprobs) < TOLERANCE
+
+
+def test_what_is_scored_while_weights_are_loaded_waits_for_them(
+    make: Engine, publish: Publish, models: list[PreTrainedModel]
+) -> None:
+    rollouts = make(n_samples=1, max_new_tokens=1)
+    rollouts.load_weights(publish(0))
+    stand_still(rollouts)
+    scoring = begun(rollouts, partial(rollouts.score, [PROMPTS[0]], 1.0))
+    rollouts.load_weights(publish(1))
+    scores = scoring.result(LIMIT_S)
+    assert scores is not None
+    assert scores[0] == pytest.approx(reference(models[1], PROMPTS[0][:1], PROMPTS[0][1:]), abs=TOLERANCE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ from transformers import PreTrainedModel
 from fsm_trainer.engines.base import EngineLost, RolloutRequest, Snapshot
 from fsm_trainer.engines.weight_sync.directory import DirectoryTransport
 from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
-from tests.vllm.beside import LIMIT_S, begun, generating, go_on, load_amid, stand_still
-from tests.vllm.conftest import Engine, Publish, largest_gap, reference
+from tests.vllm.beside import LIMIT_S, generating, go_on, load_amid, stand_still
+from tests.vllm.conftest import Engine, Publish, largest_gap
 
 # Longer than a block of vLLM's prefix cache (32 tokens on the CPU), or nothing would be cached.
 PROMPTS = (tuple([4, 5, 6, 7, 14] * 8), tuple([9, 8, 7, 14] * 10))
@@ -73,20 +72,6 @@ def test_what_runs_goes_on_with_the_new_weights(
     assert (rollout.version_first, rollout.version_last) == (0, 2)
     # Each token by the weights stamped on it, given all tokens before it: nothing of the older weights is left.
     assert largest_gap(models, PROMPTS, rollout) < TOLERANCE
-
-
-def test_what_is_scored_while_weights_are_loaded_waits_for_them(
-    anywhere: Engine, publish: Publish, models: list[PreTrainedModel]
-) -> None:
-    rollouts = anywhere(n_samples=1, max_new_tokens=1)
-    rollouts.start()
-    rollouts.load_weights(publish(0))
-    stand_still(rollouts)
-    scoring = begun(rollouts, partial(rollouts.score, [PROMPTS[0]], 1.0))
-    rollouts.load_weights(publish(1))
-    scores = scoring.result(LIMIT_S)
-    assert scores is not None
-    assert scores[0] == pytest.approx(reference(models[1], PROMPTS[0][:1], PROMPTS[0][1:]), abs=TOLERANCE)
 
 
 def test_several_batches_run_at_once(engine: Engine, publish: Publish, models: list[PreTrainedModel]) -> None:
