@@ -58,17 +58,34 @@ def go_on(engine: VLLMRolloutEngine) -> None:
     engine._call(engine._backend.resume())
 
 
-def draw_some(engine: VLLMRolloutEngine) -> None:
-    """Let a vLLM that stands still draw some tokens of all that it was given, and stand still again."""
-    for _ in range(5):  # it takes in what it is asked in order, once that is all sent
+def amid(engine: VLLMRolloutEngine, *requests: RolloutRequest) -> list[Future[Rollout]]:
+    """Generations of which vLLM has drawn some, and which stand still.
+
+    A pause that a busy machine holds up may find nothing left to draw: then they begin anew.
+    """
+    for _ in range(_TRIES):
         stand_still(engine)
+        running = [generating(engine, request) for request in requests]
+        _in_order(engine)
+        engine._call(_draw(engine))
+        _in_order(engine)
+        if not any(future.done() for future in running):
+            return running
+        go_on(engine)
+        wait(running, LIMIT_S)
+    pytest.fail(f"in {_TRIES} tries no generation was left to stand still")
 
-    async def draw() -> None:
-        # On the event loop, so that what it is at need not outlast what this thread does.
-        await engine._backend.resume()
-        await engine._backend.pause(clear_cache=False)
 
-    engine._call(draw())
+async def _draw(engine: VLLMRolloutEngine) -> None:
+    # On the event loop, so that what it is at need not outlast what the test's thread does.
+    await engine._backend.resume()
+    await engine._backend.pause(clear_cache=False)
+
+
+def _in_order(engine: VLLMRolloutEngine) -> None:
+    """What was asked before has reached vLLM, and what it has ended has come back: it does one thing after another."""
+    for _ in range(5):
+        stand_still(engine)
 
 
 def load_amid(
@@ -76,13 +93,11 @@ def load_amid(
 ) -> Rollout:
     """A generation that began with version 0, amid which the later ones were loaded, so that all drew of each sample.
 
-    A pause that a busy machine holds up may find nothing left to draw: then it begins anew.
+    It goes on for a moment between two loads, and begins anew if nothing was left to draw then.
     """
     for _ in range(_TRIES):
         engine.load_weights(publish(0))
-        stand_still(engine)
-        running = generating(engine, request)
-        draw_some(engine)
+        (running,) = amid(engine, request)
         for version in range(1, newest + 1):
             engine.load_weights(publish(version))
             stand_still(engine)

@@ -146,6 +146,17 @@ def anywhere(request: pytest.FixtureRequest) -> Engine:
     return made
 
 
+def lasting(make: Engine) -> Engine:
+    """Makes engines that are started; every completion is as long as it may be."""
+
+    def made(**options: Any) -> VLLMRolloutEngine:
+        engine = make(eos=(), **options)
+        engine.start()
+        return engine
+
+    return made
+
+
 def reference(
     model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
 ) -> list[float]:

@@ -19,7 +19,7 @@ from fsm_trainer.engines.weight_sync.choose import make_transport
 from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
 from fsm_trainer.runtime.failures import EngineDied
 from fsm_trainer.runtime.host import ProcessHost
-from tests.vllm.beside import LIMIT_S, generating, stand_still
+from tests.vllm.beside import LIMIT_S, amid
 from tests.vllm.conftest import MAX_MODEL_LEN, Publish, largest_gap
 from tests.vllm.servers import kill, left_of, vllm_processes
 
@@ -50,8 +50,7 @@ def test_a_killed_vllm_is_told_at_once_and_can_be_closed(checkpoints: list[Path]
     engine, processes = started(checkpoints)
     assert processes
     engine.load_weights(publish(0))
-    stand_still(engine)
-    running = generating(engine, REQUEST)
+    (running,) = amid(engine, REQUEST)
     kill(processes)
     with pytest.raises(EngineLost, match="vLLM's engine process has died"):
         running.result(LIMIT_S)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from fsm_trainer.engines.base import Sample, Snapshot
-from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from tests.vllm.beside import LIMIT_S, begun, generating, load_amid, stand_still
-from tests.vllm.conftest import Engine, Publish, largest_gap, reference
+from tests.vllm.conftest import Engine, Publish, largest_gap, lasting, reference
 from tests.vllm.test_weights import PROMPTS, REQUEST, TOLERANCE
 
 BLOCK = 32
@@ -23,14 +21,8 @@ LONG = {"n_samples": 4, "max_new_tokens": 180}
 
 @pytest.fixture
 def make(anywhere: Engine) -> Engine:
-    """Makes started engines; every completion is as long as it may be."""
-
-    def started(**options: Any) -> VLLMRolloutEngine:
-        engine = anywhere(eos=(), **options)
-        engine.start()
-        return engine
-
-    return started
+    """Makes engines in this process or on the session's server."""
+    return lasting(anywhere)
 
 
 def drawn_over_a_cache(

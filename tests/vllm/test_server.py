@@ -7,7 +7,6 @@ import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -17,11 +16,10 @@ from transformers import PreTrainedModel
 from fsm_trainer.analysis import batches_frame, load_events, sync_frame
 from fsm_trainer.engines import vllm_health
 from fsm_trainer.engines.base import EngineLost, Snapshot
-from fsm_trainer.engines.vllm_rollout import VLLMRolloutEngine
 from fsm_trainer.engines.weight_sync.directory import DirectoryTransport
 from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
-from tests.vllm.beside import LIMIT_S, generating, load_amid, stand_still
-from tests.vllm.conftest import MAX_MODEL_LEN, Engine, Publish, largest_gap
+from tests.vllm.beside import LIMIT_S, amid, generating, load_amid
+from tests.vllm.conftest import MAX_MODEL_LEN, Engine, Publish, largest_gap, lasting
 from tests.vllm.servers import left_of, vllm_processes, vllm_server
 from tests.vllm.test_run import FEW, Run, replay
 from tests.vllm.test_weights import PROMPTS, REQUEST, TOLERANCE
@@ -32,14 +30,8 @@ Server = tuple[str, int]
 
 @pytest.fixture
 def connect(on_server: Engine) -> Engine:
-    """Makes started engines on the session's server; every completion is as long as it may be."""
-
-    def connect(**sampling: Any) -> VLLMRolloutEngine:
-        engine = on_server(eos=(), **sampling)
-        engine.start()
-        return engine
-
-    return connect
+    """Makes engines on the session's server."""
+    return lasting(on_server)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -191,8 +183,7 @@ def test_a_killed_server_is_told_at_once(connect: Engine, publish: Publish, serv
     """The last test here: the server does not come back."""
     engine = connect(n_samples=8, max_new_tokens=180)
     engine.load_weights(publish(0))
-    stand_still(engine)
-    running = generating(engine, REQUEST)
+    (running,) = amid(engine, REQUEST)
     processes = vllm_processes(server[1])
     assert processes
     os.kill(server[1], signal.SIGKILL)

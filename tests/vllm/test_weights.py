@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from fsm_trainer.engines.base import EngineLost, RolloutRequest, Snapshot
 from fsm_trainer.engines.weight_sync.directory import DirectoryTransport
 from fsm_trainer.engines.weight_sync.shared_memory import SharedMemoryTransport
-from tests.vllm.beside import LIMIT_S, generating, go_on, load_amid, stand_still
+from tests.vllm.beside import LIMIT_S, amid, generating, go_on, load_amid, stand_still
 from tests.vllm.conftest import Engine, Publish, largest_gap
 
 # Longer than a block of vLLM's prefix cache (32 tokens on the CPU), or nothing would be cached.
@@ -90,8 +90,7 @@ def test_several_batches_run_at_once(engine: Engine, publish: Publish, models: l
 def test_a_load_that_fails_in_flight_fails_what_runs(engine: Engine, publish: Publish) -> None:
     rollouts = engine(n_samples=4, max_new_tokens=180, eos=())
     rollouts.load_weights(publish(0))
-    stand_still(rollouts)
-    running = generating(rollouts, REQUEST)
+    (running,) = amid(rollouts, REQUEST)
     with pytest.raises(Exception, match="are gone"):
         rollouts.load_weights(Snapshot(9, "/proc/self/fd/9999", 1))
     with pytest.raises(EngineLost, match=r"^generation aborted: weights could not be loaded amid it \("):
@@ -104,8 +103,7 @@ def test_a_load_that_fails_in_flight_fails_what_runs(engine: Engine, publish: Pu
 def test_abort_ends_all_that_runs(engine: Engine, publish: Publish) -> None:
     rollouts = engine(n_samples=4, max_new_tokens=180, eos=())
     rollouts.load_weights(publish(0))
-    stand_still(rollouts)
-    running = [generating(rollouts, RolloutRequest(batch, PROMPTS, seed=0)) for batch in range(2)]
+    running = amid(rollouts, *(RolloutRequest(batch, PROMPTS, seed=0) for batch in range(2)))
     rollouts.abort()
     for future in running:
         with pytest.raises(RuntimeError, match="^generation aborted$"):
